@@ -1,0 +1,72 @@
+// The table of names is that of the release's checkpoint; which of them a layer must have, the library checks.
+#include "weights.h"
+
+namespace replay {
+
+namespace {
+
+struct Entry {
+    const char *name; // behind layers.L.attn.
+    ds41_tensor ds41_layer_weights::*tensor;
+};
+
+constexpr Entry kEntries[] = {
+    {"wq_a.weight", &ds41_layer_weights::wq_a},
+    {"q_norm.weight", &ds41_layer_weights::q_norm},
+    {"wq_b.weight", &ds41_layer_weights::wq_b},
+    {"wkv.weight", &ds41_layer_weights::wkv},
+    {"kv_norm.weight", &ds41_layer_weights::kv_norm},
+    {"attn_sink", &ds41_layer_weights::attn_sink},
+    {"wo_a.weight", &ds41_layer_weights::wo_a},
+    {"wo_b.weight", &ds41_layer_weights::wo_b},
+    {"compressor.wkv.weight", &ds41_layer_weights::compressor_wkv},
+    {"compressor.wgate.weight", &ds41_layer_weights::compressor_wgate},
+    {"compressor.norm.weight", &ds41_layer_weights::compressor_norm},
+    {"indexer.wk.weight", &ds41_layer_weights::indexer_wk},
+    {"indexer.k_norm.weight", &ds41_layer_weights::indexer_k_norm},
+    {"indexer.wq_b.weight", &ds41_layer_weights::indexer_wq_b},
+    {"indexer.weights_proj.weight", &ds41_layer_weights::indexer_weights_proj},
+};
+
+constexpr int64_t kQ2KBytes = 84;   // of a block
+constexpr int64_t kQ2KValues = 256; // of a block
+
+/// Bytes [rows, K / 256 * 84] as values [rows, K]; the memory stays.
+void as_q2_k(ds41_tensor &tensor, const std::string &name) {
+    if (tensor.dtype != DS41_DTYPE_U8 || tensor.n_dims != 2 || tensor.shape[1] % kQ2KBytes != 0)
+        throw CannotRun(name + " is no list of Q2_K blocks, need U8 [rows, a multiple of 84]");
+    tensor.dtype = DS41_DTYPE_Q2_K;
+    tensor.shape[1] = tensor.shape[1] / kQ2KBytes * kQ2KValues;
+}
+
+/// The library joins codes and scales of one file; a split case may have them in two.
+void join_scales(const Fixture &fixture, const std::string &name, ds41_tensor &tensor, std::deque<Loaded> &kept) {
+    const std::string scale = name.substr(0, name.size() - std::string_view("weight").size()) + "scale";
+    if (!name.ends_with(".weight") || !fixture.has(scale)) return;
+    const ds41_tensor &scales = kept.emplace_back(fixture.load(scale)).view;
+    tensor.scales = scales.data;
+    tensor.scale_shape[0] = scales.shape[0];
+    tensor.scale_shape[1] = scales.shape[1];
+}
+
+} // namespace
+
+void set_layer(ds41_model *model, const Fixture &fixture, const Case &replayed, int32_t layer, bool plain_activations,
+               std::deque<Loaded> &kept) {
+    ds41_layer_weights weights;
+    ds41_layer_weights_init(&weights);
+    weights.ownership = DS41_OWNERSHIP_BORROW;
+    for (const Entry &entry : kEntries) {
+        const std::string name = "layers." + std::to_string(layer) + ".attn." + entry.name;
+        if (!fixture.has(name)) continue;
+        ds41_tensor tensor = kept.emplace_back(fixture.load(name)).view;
+        if (replayed.q2_k.count(name)) as_q2_k(tensor, name);
+        if (tensor.dtype == DS41_DTYPE_FP8_E4M3 && !tensor.scales) join_scales(fixture, name, tensor, kept);
+        const bool quantised = tensor.dtype == DS41_DTYPE_FP8_E4M3 || tensor.dtype == DS41_DTYPE_Q2_K;
+        if (quantised && plain_activations) tensor.flags |= DS41_TENSOR_PLAIN_ACTIVATIONS;
+        weights.*entry.tensor = tensor;
+    }
+    check(ds41_model_set_layer(model, layer, &weights), "weights of layer " + std::to_string(layer));
+}
+
+} // namespace replay

@@ -1,0 +1,751 @@
+/*
+ * libds41: DeepSeek-V4.1's attention layers.
+ *
+ * One C99 header, one prefix. What a caller may rely on is in this file; what is not written here is not promised.
+ *
+ * Objects      Handles are opaque. `create` and `load` put the new object into their first argument and leave it
+ *              untouched on failure; `destroy` accepts NULL. Objects may be destroyed in any order: a child keeps what
+ *              it needs of its parent alive.
+ * Errors       A function that can fail returns ds41_status. On failure ds41_last_error() tells, on the same thread,
+ *              which argument was wrong, what came and what is accepted. Unless a comment says otherwise a failed call
+ *              has changed nothing.
+ * Structs      A struct that starts with `struct_size` is filled by its `_init` function, which must be called before
+ *              any member is set. Such structs grow at their end: a caller built against an older header is served with
+ *              the defaults for what it does not know; a caller built against a newer one is served as long as what we
+ *              do not know is zero, and refused with DS41_STATUS_UNSUPPORTED otherwise.
+ * Ownership    Each pointer is one of: borrowed for the call; borrowed until the work is done; borrowed until destroy;
+ *              copied. Strings that are returned are lent, for as long as the comment says.
+ * Threads      A model is shared freely once its layers are set. Any other object is used by one thread at a time;
+ *              different objects may be used by different threads at once. There is no other shared state.
+ * Layout       Tensors are row-major and contiguous. Shapes are written outermost first. Positions count from 0.
+ *
+ * "Enqueues" means that the work may go on after the call returns; ds41_ctx_synchronize() waits for it. The reference
+ * backend has finished when a call returns.
+ */
+#ifndef DS41_DS41_H
+#define DS41_DS41_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(_WIN32)
+#  if defined(DS41_BUILDING)
+#    define DS41_API __declspec(dllexport)
+#  elif defined(DS41_STATIC)
+#    define DS41_API
+#  else
+#    define DS41_API __declspec(dllimport)
+#  endif
+#elif defined(__GNUC__)
+#  define DS41_API __attribute__((visibility("default")))
+#else
+#  define DS41_API
+#endif
+
+/* ---- Version --------------------------------------------------------------------------------------------------- */
+
+/* The build system reads these three lines: header, soname and package cannot disagree. */
+#define DS41_VERSION_MAJOR 0
+#define DS41_VERSION_MINOR 1
+#define DS41_VERSION_PATCH 0
+
+/**
+ * Version of the library that is running, "major.minor.patch"; DS41_VERSION_* is what the caller was built with.
+ *
+ * @return A static string. Never NULL. Any thread. Since 0.1.
+ */
+DS41_API const char *ds41_version(void);
+
+/* ---- Status ---------------------------------------------------------------------------------------------------- */
+
+/** Result of a call. Numbers never change their meaning; they are grouped by tens, with gaps. */
+typedef enum ds41_status {
+    DS41_STATUS_OK = 0,
+
+    /* The arguments of this call. */
+    DS41_STATUS_INVALID_ARGUMENT = 10, /**< NULL where an object is needed, or a value out of its range. */
+    DS41_STATUS_INVALID_STRUCT = 11,   /**< struct_size is too small: the struct's _init function was not called. */
+    DS41_STATUS_INVALID_DTYPE = 12,    /**< A tensor has a dtype that this place does not accept. */
+    DS41_STATUS_INVALID_SHAPE = 13,    /**< A tensor's shape disagrees with the configuration or the step. */
+    DS41_STATUS_INVALID_LAYER = 14,    /**< No such layer in the configuration. */
+    DS41_STATUS_INVALID_POSITION = 15, /**< A span leaves a gap, repeats tokens, or ends beyond max_seq_len. */
+    DS41_STATUS_INVALID_CONFIG = 16,   /**< The configuration contradicts itself or leaves its bounds. */
+
+    /* The state that the call found. */
+    DS41_STATUS_WRONG_ORDER = 20,     /**< Right call, wrong moment: a layer out of order, a source that has not run. */
+    DS41_STATUS_MISSING_WEIGHTS = 21, /**< The layer's weights have not been set. */
+
+    /* What this build or machine offers. */
+    DS41_STATUS_UNSUPPORTED = 30, /**< Known, but not available in this build, backend or version. */
+    DS41_STATUS_NO_BACKEND = 31,  /**< No backend of that name, or it cannot run here. */
+
+    /* Resources. */
+    DS41_STATUS_OUT_OF_MEMORY = 40,
+
+    /* Files. */
+    DS41_STATUS_IO_ERROR = 50,       /**< The operating system refused: not found, not readable, ... */
+    DS41_STATUS_INVALID_FILE = 51,   /**< The bytes are not what the format demands. */
+    DS41_STATUS_MISSING_TENSOR = 52, /**< The file holds no tensor or metadata entry of that name. */
+
+    /* Ours to repair. */
+    DS41_STATUS_INTERNAL = 90
+} ds41_status;
+
+/**
+ * The constant's name, such as "DS41_STATUS_INVALID_SHAPE"; "unknown status" for a number that is none.
+ *
+ * @return A static string. Never NULL. Any thread. Since 0.1.
+ */
+DS41_API const char *ds41_status_name(ds41_status status);
+
+/**
+ * One sentence about the last call that failed on this thread: function, argument, what came, what is accepted.
+ *
+ * @return A string of this thread, valid until its next failing call; "" when none has failed. Never NULL. Since 0.1.
+ */
+DS41_API const char *ds41_last_error(void);
+
+/* ---- Log ------------------------------------------------------------------------------------------------------- */
+
+typedef enum ds41_log_level {
+    DS41_LOG_ERROR = 0,
+    DS41_LOG_WARNING = 1,
+    DS41_LOG_INFO = 2,
+    DS41_LOG_DEBUG = 3
+} ds41_log_level;
+
+/**
+ * Receives what a model has to say (which backend was chosen, what was converted). The library prints nothing itself.
+ *
+ * @param level    A ds41_log_level.
+ * @param message  One line without a newline. Borrowed for the call.
+ * @param user     The pointer given beside the function.
+ *
+ * Called on the thread of the call that caused the message. Must not call back into the library. Since 0.1.
+ */
+typedef void (*ds41_log_fn)(int32_t level, const char *message, void *user);
+
+/* ---- Tensor ---------------------------------------------------------------------------------------------------- */
+
+typedef enum ds41_dtype {
+    DS41_DTYPE_NONE = 0, /**< No tensor here. */
+    DS41_DTYPE_F32 = 1,
+    DS41_DTYPE_BF16 = 2,
+    DS41_DTYPE_FP8_E4M3 = 3, /**< OCP e4m3 "fn" codes with one UE8M0 scale byte per 32 x 32 block. */
+    DS41_DTYPE_Q2_K = 4,     /**< ggml Q2_K: 84 bytes per 256 values of a row. Shapes count values, not bytes. */
+    DS41_DTYPE_I32 = 5,      /**< Taps and files only. */
+    DS41_DTYPE_U8 = 6,       /**< Taps and files only. */
+    DS41_DTYPE_I8 = 7,       /**< Files only. */
+    DS41_DTYPE_F16 = 8,      /**< Files only. */
+    DS41_DTYPE_UE8M0 = 9     /**< Files only: power-of-two scale bytes, value 2^(byte - 127), 255 is invalid. */
+} ds41_dtype;
+
+#define DS41_MAX_DIMS 4
+
+/**
+ * ds41_tensor.flags: multiply quantised weights with the bf16 activations as they are. Without it an FP8 or Q2_K
+ * projection quantises its activations first, as DeepSeek's reference (FP8) and ggml's decode kernels (Q2_K) do.
+ * The weights then stand for their exact values: FP8 expands to bf16 without loss, Q2_K to f32. No effect on other
+ * dtypes.
+ */
+#define DS41_TENSOR_PLAIN_ACTIVATIONS 1u
+
+/**
+ * A view of memory that somebody else owns. Fixed layout; zero it (or call ds41_tensor_init) before filling it in.
+ *
+ * `data` of inputs and outputs is aligned to its elements (4 bytes for F32 and I32, 2 for BF16 and F16, 1 otherwise);
+ * weights that are copied need no alignment.
+ */
+typedef struct ds41_tensor {
+    void *data;                   /**< First element. */
+    const void *scales;           /**< FP8_E4M3: UE8M0 bytes, [ceil(rows / 32), cols / 32], row-major. Else NULL. */
+    int64_t shape[DS41_MAX_DIMS]; /**< Elements, outermost first; unused entries are 0. */
+    int64_t scale_shape[2];       /**< Shape of `scales`; 0, 0 where there are none. */
+    int32_t dtype;                /**< A ds41_dtype. */
+    int32_t n_dims;               /**< 1 to DS41_MAX_DIMS. */
+    uint32_t flags;               /**< DS41_TENSOR_*; 0 is the default. */
+    uint32_t reserved;            /**< 0. */
+} ds41_tensor;
+
+/**
+ * Fill in a view of contiguous memory without scales.
+ *
+ * @param tensor  Filled completely. Nothing happens when it is NULL.
+ * @param data    May be NULL. Kept as it is: the memory stays the caller's.
+ * @param dtype   A ds41_dtype; not checked here but by the call that receives the tensor.
+ * @param n_dims  Entries of `shape` to copy, at most DS41_MAX_DIMS; more are cut off, and the tensor will be refused.
+ * @param shape   [n_dims], borrowed for the call.
+ *
+ * Host only, any thread. Since 0.1.
+ */
+DS41_API void ds41_tensor_init(ds41_tensor *tensor, void *data, int32_t dtype, int32_t n_dims, const int64_t *shape);
+
+/**
+ * Bytes that `data` of a tensor spans by its dtype and shape, scales not counted.
+ *
+ * @retval DS41_STATUS_INVALID_DTYPE  dtype is none of ds41_dtype, or NONE.
+ * @retval DS41_STATUS_INVALID_SHAPE  n_dims or a dimension is out of range, a Q2_K row is no multiple of 256, or the
+ *                                    product does not fit into 63 bits.
+ * Host only, any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_tensor_get_bytes(const ds41_tensor *tensor, uint64_t *n_bytes);
+
+/** "BF16" for DS41_DTYPE_BF16 and so on; "unknown dtype" for a number that is none. Static, never NULL. Since 0.1. */
+DS41_API const char *ds41_dtype_name(int32_t dtype);
+
+/* ---- Configuration --------------------------------------------------------------------------------------------- */
+
+/** Most layers that a configuration can list, draft layers included. */
+#define DS41_MAX_LAYERS 256
+
+/**
+ * Geometry of the model. Names are those of DeepSeek's reference (ModelArgs); no size is built in.
+ *
+ * A layer's ratio is compress_ratios[layer]: 0 attends to its window alone; r > 0 attends also to selected compressed
+ * rows, one per r tokens. A layer with ratio > 0 that is no kv source reads the rows of the nearest kv source before
+ * it; one that is no index source takes the selection of the nearest index source before it. Layers from n_layers on
+ * (the draft layers) have ratio 0.
+ */
+typedef struct ds41_config {
+    uint32_t struct_size;
+    int32_t n_layers;                /**< Layers of the backbone. */
+    int32_t n_compress_ratios;       /**< Layers in all, n_layers or more: the rest are draft layers. */
+    int32_t n_kv_source_layers;      /**< Entries used of kv_source_layers. */
+    int32_t n_index_source_layers;   /**< Entries used of index_source_layers. */
+    int32_t candidate_source_layer;  /**< An index source, or -1: no candidate blocks. */
+    int32_t dim;                     /**< Width of x and out. */
+    int32_t n_heads;                 /**< A multiple of o_groups. */
+    int32_t head_dim;                /**< A multiple of 32. */
+    int32_t rope_head_dim;           /**< Rotated values at the end of each head; even, at most head_dim. */
+    int32_t q_lora_rank;
+    int32_t o_groups;
+    int32_t o_lora_rank;             /**< Per group. */
+    int32_t window_size;             /**< Positions p - window_size + 1 .. p are attended to uncompressed. */
+    int32_t index_n_heads;
+    int32_t index_head_dim;          /**< A multiple of 32, at least rope_head_dim. */
+    int32_t index_topk;              /**< Compressed rows selected per token. */
+    int32_t candidate_topk_blocks;   /**< Blocks of groups that the candidate source keeps per token. */
+    int32_t candidate_block_size;    /**< Groups per block. */
+    float norm_eps;                  /**< Inside the root of every norm; 1e-20 in V4.1. More than 0. */
+    float rope_theta;                /**< Layers of ratio 0; never with YaRN. */
+    float compress_rope_theta;       /**< Layers of ratio > 0. */
+    float rope_factor;               /**< YaRN, layers of ratio > 0. */
+    float beta_fast;                 /**< YaRN. */
+    float beta_slow;                 /**< YaRN. */
+    int32_t reserved;                /**< 0. */
+    int64_t original_seq_len;        /**< YaRN: positions of the original training; 0 switches YaRN off. */
+    int64_t max_seq_len;             /**< Positions a sequence may reach. Costs nothing until they are used. */
+    int32_t compress_ratios[DS41_MAX_LAYERS];
+    int32_t kv_source_layers[DS41_MAX_LAYERS];    /**< Ascending. */
+    int32_t index_source_layers[DS41_MAX_LAYERS]; /**< Ascending. */
+} ds41_config;
+
+/** What the lists of a configuration say about one layer. */
+typedef struct ds41_layer_role {
+    uint32_t struct_size;
+    int32_t ratio;               /**< 0: window only. */
+    int32_t kv_source;           /**< Layer whose compressed rows it reads, itself included; -1 for ratio 0. */
+    int32_t index_source;        /**< Layer whose selection it takes, itself included; -1 for ratio 0. */
+    int32_t is_kv_source;        /**< 0 or 1. */
+    int32_t is_index_source;     /**< 0 or 1. */
+    int32_t is_candidate_source; /**< 0 or 1. */
+    int32_t uses_candidates;     /**< 0 or 1: an index source that scores inside the candidate source's blocks only. */
+    int32_t is_draft;            /**< 0 or 1: n_layers or beyond. */
+} ds41_layer_role;
+
+/** Set struct_size, no layers, no sources, -1 for the candidate source and 0 elsewhere. NULL is ignored. Since 0.1. */
+DS41_API void ds41_config_init(ds41_config *config);
+
+/** Set struct_size and the values of DeepSeek-V4.1-Flash (40 layers and 3 draft layers). NULL is ignored. Since 0.1. */
+DS41_API void ds41_config_flash(ds41_config *config);
+
+/** Set struct_size and 0 elsewhere. NULL is ignored. Since 0.1. */
+DS41_API void ds41_layer_role_init(ds41_layer_role *role);
+
+/**
+ * Read a configuration from JSON: the release's config.json (keys under `text_config`) or the flat names of the
+ * reference's ModelArgs. Keys that do not concern attention are ignored; a missing one that does is an error, except
+ * those with a default: candidate_source_layer (-1, and then candidate_topk_blocks and candidate_block_size),
+ * max_seq_len (1048576).
+ *
+ * @param config   From ds41_config_init; overwritten on success, validated as by ds41_config_validate.
+ * @param json     [n_bytes] UTF-8, borrowed for the call; no terminating NUL needed.
+ * @retval DS41_STATUS_INVALID_FILE    Not JSON, or a key is missing or has another type.
+ * @retval DS41_STATUS_INVALID_CONFIG  Read, but refused by validation.
+ *
+ * Host only, any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_config_parse(ds41_config *config, const char *json, size_t n_bytes);
+
+/** ds41_config_parse() of a file. @retval DS41_STATUS_IO_ERROR  It cannot be read. Since 0.1. */
+DS41_API ds41_status ds41_config_load(ds41_config *config, const char *path);
+
+/**
+ * Check a configuration as ds41_model_create() does.
+ *
+ * @retval DS41_STATUS_INVALID_CONFIG  The message names the first member that is wrong, its value and the range.
+ * Host only, any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_config_validate(const ds41_config *config);
+
+/**
+ * What a valid configuration says about a layer.
+ *
+ * @param layer  0 to n_compress_ratios - 1.
+ * @param role   From ds41_layer_role_init.
+ * @retval DS41_STATUS_INVALID_CONFIG, DS41_STATUS_INVALID_LAYER
+ * Host only, any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_config_get_role(const ds41_config *config, int32_t layer, ds41_layer_role *role);
+
+/* ---- Files ----------------------------------------------------------------------------------------------------- */
+
+/** A safetensors file, mapped into memory. Immutable: shared freely between threads. */
+typedef struct ds41_file ds41_file;
+
+/**
+ * Map a safetensors file and check its header: sizes, offsets, overlaps, dtypes, names. No tensor data is read.
+ *
+ * @param path  Copied.
+ * @retval DS41_STATUS_IO_ERROR      Not found or not readable.
+ * @retval DS41_STATUS_INVALID_FILE  Not a well-formed safetensors file; the message says what and where.
+ *
+ * The file must not be changed or truncated while it is mapped. Host only, any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_file_load(ds41_file **file, const char *path);
+
+/** Unmap. Tensors lent by the file become invalid. NULL is ignored. Since 0.1. */
+DS41_API void ds41_file_destroy(ds41_file *file);
+
+/** Number of tensors; 0 for NULL. Since 0.1. */
+DS41_API int64_t ds41_file_get_n_tensors(const ds41_file *file);
+
+/** Name of tensor `index`, in ascending order of bytes; NULL past the end. Lent until destroy. Since 0.1. */
+DS41_API const char *ds41_file_get_tensor_name(const ds41_file *file, int64_t index);
+
+/**
+ * View one tensor.
+ *
+ * @param name    Borrowed for the call.
+ * @param tensor  Filled completely. `data` points into the mapping, read-only, valid until destroy. When the file has a
+ *                tensor NAME.weight of F8_E4M3 and one of F8_E8M0 called NAME.scale, the view of the first carries the
+ *                second as its scales.
+ * @retval DS41_STATUS_MISSING_TENSOR  No tensor of that name.
+ * @retval DS41_STATUS_INVALID_DTYPE   A dtype that has no ds41_dtype.
+ * @retval DS41_STATUS_INVALID_SHAPE   More than DS41_MAX_DIMS dimensions.
+ *
+ * The format does not align tensors: `data` may lie at any byte. ds41_model_set_layer() takes such tensors with
+ * DS41_OWNERSHIP_COPY; a caller that reads elements copies them out first.
+ * Q2_K has no safetensors dtype: such tensors come as U8, [rows, cols / 256 * 84]. Any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_file_get_tensor(const ds41_file *file, const char *name, ds41_tensor *tensor);
+
+/** Value of a key of the file's metadata, NUL-terminated UTF-8, lent until destroy; NULL when none. Since 0.1. */
+DS41_API const char *ds41_file_get_metadata(const ds41_file *file, const char *key);
+
+/* ---- Model ----------------------------------------------------------------------------------------------------- */
+
+/**
+ * Configuration, backend and the weights of some or all layers. Set up by one thread; immutable from the moment the
+ * first context or sequence is created on it, and from then on shared freely.
+ */
+typedef struct ds41_model ds41_model;
+
+/** Rule for equal scores at the cut of a selection. */
+typedef enum ds41_topk_rule {
+    /** Higher score first, then lower index, for groups and for candidate blocks. -inf and NaN are never taken. */
+    DS41_TOPK_STABLE = 0,
+    /**
+     * The set that torch.topk returns on a CPU, ties included: for parity checks against outputs of the original.
+     * Masked groups in reach are taken when too few others remain. The set depends on how many groups there are at the
+     * end of the prefill, so chunks reproduce a whole prefill only with ds41_ctx_options.topk_end_pos. On the host.
+     */
+    DS41_TOPK_TORCH_CPU = 1
+} ds41_topk_rule;
+
+typedef struct ds41_model_options {
+    uint32_t struct_size;
+    int32_t topk_rule;   /**< A ds41_topk_rule. Default DS41_TOPK_STABLE. */
+    const char *backend; /**< Name, or "auto" or NULL for the best that runs here. Borrowed for the call. */
+    ds41_log_fn log;     /**< May be NULL. */
+    void *log_user;      /**< Passed to `log`. Borrowed until the model and all its children are destroyed. */
+} ds41_model_options;
+
+/** Who owns the memory of weights after ds41_model_set_layer(). */
+typedef enum ds41_ownership {
+    DS41_OWNERSHIP_COPY = 0,  /**< Copied; the caller may free its memory at once. */
+    DS41_OWNERSHIP_BORROW = 1 /**< Aligned to its elements, and borrowed until the model and all contexts and sequences
+                                   of it are destroyed. Norms and sinks are small and copied all the same. */
+} ds41_ownership;
+
+/**
+ * Weights of one layer, in host memory. Matrices are [out, in] as in the release's checkpoint; names are the release's,
+ * with `.` as `_`. "Projection" means F32, BF16, FP8_E4M3 or Q2_K (with in a multiple of 32 for FP8 and of 256 for
+ * Q2_K); "vector" means F32 or BF16. Absent tensors have dtype DS41_DTYPE_NONE.
+ *
+ * FP8 activations are quantised for wq_a, wq_b, wkv, wo_b and indexer_wq_b, as in the reference, unless the tensor's
+ * flag says otherwise; the other projections always take them as they are.
+ */
+typedef struct ds41_layer_weights {
+    uint32_t struct_size;
+    int32_t ownership; /**< A ds41_ownership. Default DS41_OWNERSHIP_COPY. */
+
+    /* Every layer. */
+    ds41_tensor wq_a;      /**< Projection [q_lora_rank, dim]. */
+    ds41_tensor q_norm;    /**< Vector [q_lora_rank]. */
+    ds41_tensor wq_b;      /**< Projection [n_heads * head_dim, q_lora_rank]. */
+    ds41_tensor wkv;       /**< Projection [head_dim, dim]. */
+    ds41_tensor kv_norm;   /**< Vector [head_dim]. */
+    ds41_tensor attn_sink; /**< Vector [n_heads]; -inf: no sink, +inf: the head gives zeros, NaN is refused. */
+    ds41_tensor wo_a;      /**< Projection [o_groups * o_lora_rank, n_heads * head_dim / o_groups]. */
+    ds41_tensor wo_b;      /**< Projection [dim, o_groups * o_lora_rank]. */
+
+    /* kv sources. */
+    ds41_tensor compressor_wkv;   /**< [head_dim, dim]: projection for ratio 1, F32 or BF16 for more. */
+    ds41_tensor compressor_wgate; /**< [head_dim, dim], F32 or BF16; ratio > 1 only. */
+    ds41_tensor compressor_norm;  /**< Vector [head_dim]. */
+
+    /* kv sources that are index sources. */
+    ds41_tensor indexer_wk;     /**< Projection [index_head_dim, head_dim]. */
+    ds41_tensor indexer_k_norm; /**< Vector [index_head_dim]. */
+
+    /* Index sources. */
+    ds41_tensor indexer_wq_b;         /**< Projection [index_n_heads * index_head_dim, q_lora_rank]. */
+    ds41_tensor indexer_weights_proj; /**< Projection [index_n_heads, dim]. */
+} ds41_layer_weights;
+
+/** What a deployment will take, in bytes, for this model on its backend. All sums are exact for page granularity. */
+typedef struct ds41_memory {
+    uint32_t struct_size;
+    uint32_t reserved;
+    uint64_t weights;    /**< Held now by the model for the layers that are set; borrowed memory is not counted. */
+    uint64_t window;     /**< Window rows of all sequences, every layer that is set. */
+    uint64_t compressed; /**< Compressed rows of all sequences. */
+    uint64_t index_keys; /**< Index keys of all sequences. */
+    uint64_t partial;    /**< Incomplete groups of all sequences. */
+    uint64_t workspace;  /**< One context, for steps of n_tokens tokens at that length. */
+} ds41_memory;
+
+/** Name of backend `index` of this build, best first, whether or not it can run here; NULL past the end. Since 0.1. */
+DS41_API const char *ds41_backend_get_name(int32_t index);
+
+/** Set struct_size and the defaults. NULL is ignored. Since 0.1. */
+DS41_API void ds41_model_options_init(ds41_model_options *options);
+
+/** Set struct_size and no tensors. NULL is ignored. Since 0.1. */
+DS41_API void ds41_layer_weights_init(ds41_layer_weights *weights);
+
+/** Set struct_size and 0 elsewhere. NULL is ignored. Since 0.1. */
+DS41_API void ds41_memory_init(ds41_memory *memory);
+
+/**
+ * Create a model without weights.
+ *
+ * @param model    Receives the handle; destroy it with ds41_model_destroy().
+ * @param config   Copied.
+ * @param options  Borrowed for the call; NULL for the defaults.
+ * @retval DS41_STATUS_INVALID_CONFIG  As ds41_config_validate().
+ * @retval DS41_STATUS_NO_BACKEND      The message lists the names that there are.
+ * @retval DS41_STATUS_UNSUPPORTED     The rule cannot be reproduced by this build.
+ * Host only, any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_model_create(ds41_model **model, const ds41_config *config,
+                                       const ds41_model_options *options);
+
+/** Give up the caller's reference. Contexts, sequences and buffers keep what they need. NULL is ignored. Since 0.1. */
+DS41_API void ds41_model_destroy(ds41_model *model);
+
+/**
+ * Hand over the weights of one layer. Setting a layer again replaces its weights.
+ *
+ * @param layer    0 to n_compress_ratios - 1.
+ * @param weights  The struct is borrowed for the call; the tensors' memory as `ownership` says. Must hold exactly the
+ *                 tensors of the layer's role (ds41_config_get_role).
+ * @retval DS41_STATUS_INVALID_ARGUMENT  A tensor is absent, or present without use; a scale byte is 255; a sink is NaN;
+ *                                       data is NULL, or borrowed and misaligned.
+ * @retval DS41_STATUS_INVALID_DTYPE, DS41_STATUS_INVALID_SHAPE
+ * @retval DS41_STATUS_WRONG_ORDER       A context or sequence of the model has been created already.
+ * @retval DS41_STATUS_OUT_OF_MEMORY
+ * Host only, one thread at a time. Since 0.1.
+ */
+DS41_API ds41_status ds41_model_set_layer(ds41_model *model, int32_t layer, const ds41_layer_weights *weights);
+
+/** Name of the backend that the model runs on, such as "reference"; "" for NULL. Static. Since 0.1. */
+DS41_API const char *ds41_model_get_backend(const ds41_model *model);
+
+/** Copy out the model's configuration. @param config  From ds41_config_init. Any thread. Since 0.1. */
+DS41_API ds41_status ds41_model_get_config(const ds41_model *model, ds41_config *config);
+
+/**
+ * What sequences and a context of this model will take, before any is created.
+ *
+ * @param n_seqs       0 or more.
+ * @param n_positions  Tokens per sequence, 0 to max_seq_len.
+ * @param n_tokens     Tokens of the largest step, 1 or more.
+ * @param memory       From ds41_memory_init.
+ * Host only, any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_model_estimate_memory(const ds41_model *model, int64_t n_seqs, int64_t n_positions,
+                                                int64_t n_tokens, ds41_memory *memory);
+
+/* ---- Buffer ---------------------------------------------------------------------------------------------------- */
+
+/** Memory on the model's device, for callers without a library of their own for it. */
+typedef struct ds41_buffer ds41_buffer;
+
+/**
+ * Allocate. The contents are undefined.
+ *
+ * @param n_bytes  1 or more.
+ * @retval DS41_STATUS_OUT_OF_MEMORY
+ * Any thread. Not legal during capture. Since 0.1.
+ */
+DS41_API ds41_status ds41_buffer_create(ds41_buffer **buffer, ds41_model *model, uint64_t n_bytes);
+
+/** Free. The caller sees to it that no work uses the memory any more. NULL is ignored. Since 0.1. */
+DS41_API void ds41_buffer_destroy(ds41_buffer *buffer);
+
+/** Address on the device, aligned to 64 bytes, for ds41_tensor.data; valid until destroy. NULL for NULL. Since 0.1. */
+DS41_API void *ds41_buffer_get_data(const ds41_buffer *buffer);
+
+/** Size in bytes; 0 for NULL. Since 0.1. */
+DS41_API uint64_t ds41_buffer_get_bytes(const ds41_buffer *buffer);
+
+/** Copy n_bytes from the host to `offset`. Waits. @retval DS41_STATUS_INVALID_ARGUMENT  Out of range. Since 0.1. */
+DS41_API ds41_status ds41_buffer_upload(ds41_buffer *buffer, uint64_t offset, const void *source, uint64_t n_bytes);
+
+/** Copy n_bytes from `offset` to the host. Waits. @retval DS41_STATUS_INVALID_ARGUMENT  Out of range. Since 0.1. */
+DS41_API ds41_status ds41_buffer_download(const ds41_buffer *buffer, uint64_t offset, void *target, uint64_t n_bytes);
+
+/* ---- Context --------------------------------------------------------------------------------------------------- */
+
+/** Executes steps: a stream, workspaces, and the step in flight with what its layers publish for each other. */
+typedef struct ds41_ctx ds41_ctx;
+
+typedef struct ds41_ctx_options {
+    uint32_t struct_size;
+    uint32_t reserved;    /**< 0. */
+    void *stream;         /**< A CUDA stream on a CUDA backend; NULL elsewhere. Borrowed until destroy. */
+    int64_t topk_end_pos; /**< DS41_TOPK_TORCH_CPU only: rank as if each prefill ended at this position (the end of the
+                               whole prompt) when its chunk ends before it. 0: at the end of the chunk. */
+} ds41_ctx_options;
+
+/** Set struct_size and the defaults. NULL is ignored. Since 0.1. */
+DS41_API void ds41_ctx_options_init(ds41_ctx_options *options);
+
+/**
+ * Create a context. The model is immutable from here on.
+ *
+ * @param options  Borrowed for the call; NULL for the defaults.
+ * @retval DS41_STATUS_INVALID_ARGUMENT  A stream on a backend without streams; topk_end_pos out of range.
+ * @retval DS41_STATUS_OUT_OF_MEMORY
+ * Any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_ctx_create(ds41_ctx **ctx, ds41_model *model, const ds41_ctx_options *options);
+
+/** Wait for the context's work, then free it. NULL is ignored. Since 0.1. */
+DS41_API void ds41_ctx_destroy(ds41_ctx *ctx);
+
+/** Wait until everything that was enqueued has finished; reports faults of that work. Since 0.1. */
+DS41_API ds41_status ds41_ctx_synchronize(ds41_ctx *ctx);
+
+/** Bytes of workspace that the context holds now; 0 for NULL. Since 0.1. */
+DS41_API uint64_t ds41_ctx_get_bytes(const ds41_ctx *ctx);
+
+/* ---- Sequence -------------------------------------------------------------------------------------------------- */
+
+/**
+ * State of one sequence in every layer: window ring, incomplete group, compressed rows, index keys. Rows are stored
+ * packed (per 512 values: 528 bytes in the window, 288 compressed; 68 per index key of 128) in pages that grow with the
+ * sequence. Each layer counts its own position: a layer that a caller leaves out falls behind and refuses to continue.
+ */
+typedef struct ds41_seq ds41_seq;
+
+/** For ds41_seq_get_position: the furthest position that any layer has reached. */
+#define DS41_ALL_LAYERS (-1)
+
+/** Create an empty sequence. Takes no cache memory. The model is immutable from here on. Since 0.1. */
+DS41_API ds41_status ds41_seq_create(ds41_seq **seq, ds41_model *model);
+
+/**
+ * Free. A step that uses the sequence is over: its further layers are refused. NULL is ignored.
+ * Not while another thread runs a step with it. Since 0.1.
+ */
+DS41_API void ds41_seq_destroy(ds41_seq *seq);
+
+/** Forget all tokens, in every layer; pages are kept for reuse. A step that uses the sequence is over. Since 0.1. */
+DS41_API ds41_status ds41_seq_reset(ds41_seq *seq);
+
+/**
+ * Tokens that a layer has seen, which is the start_pos of its next step.
+ *
+ * @param layer  0 to n_compress_ratios - 1, or DS41_ALL_LAYERS.
+ * @retval DS41_STATUS_INVALID_LAYER
+ * Host only. Since 0.1.
+ */
+DS41_API ds41_status ds41_seq_get_position(const ds41_seq *seq, int32_t layer, int64_t *position);
+
+/**
+ * Allocate pages for the first n_positions tokens in every layer whose weights are set, so that steps up to there
+ * allocate no cache memory. Never shrinks.
+ *
+ * @param n_positions  0 to max_seq_len.
+ * @retval DS41_STATUS_OUT_OF_MEMORY  Pages that were allocated before the failure are kept; tokens are untouched.
+ * Not legal during capture. Since 0.1.
+ */
+DS41_API ds41_status ds41_seq_reserve(ds41_seq *seq, int64_t n_positions);
+
+/** Bytes of cache memory that the sequence holds now; 0 for NULL. Since 0.1. */
+DS41_API uint64_t ds41_seq_get_bytes(const ds41_seq *seq);
+
+/* ---- Steps ----------------------------------------------------------------------------------------------------- */
+/*
+ * A step is a list of spans, each some new tokens of one sequence, taken through the layers in ascending order. Layers
+ * may be left out, but what a layer reads (compressed rows, a selection, candidate blocks) must have been published in
+ * the same step by the layer that its role names. A step ends when another begins on the context, or when one of its
+ * sequences is reset, destroyed, or advanced by another context; what it published ends with it.
+ */
+
+/**
+ * Run one layer over new tokens of one sequence. The first call of a step begins it; calls for further layers with the
+ * same sequence, n_tokens and start_pos belong to it. Chunks continue: a whole prompt and the same prompt in chunks of
+ * any sizes leave the same state and give the same bits.
+ *
+ * @param layer      A layer with weights, above those that the step has run.
+ * @param x          Input [n_tokens, dim], BF16, on the model's device: the layer's input after its attention norm.
+ *                   Borrowed until the work is done.
+ * @param n_tokens   1 or more.
+ * @param start_pos  Position of the first token: where this layer of the sequence stands (ds41_seq_get_position).
+ * @param out        Output [n_tokens, dim], BF16, same device. May be x itself, but not overlap it otherwise. Untouched
+ *                   when an error is returned.
+ *
+ * @retval DS41_STATUS_INVALID_ARGUMENT  NULL, n_tokens below 1, misaligned or overlapping data, a foreign sequence.
+ * @retval DS41_STATUS_INVALID_LAYER     No such layer.
+ * @retval DS41_STATUS_MISSING_WEIGHTS   The layer has no weights.
+ * @retval DS41_STATUS_INVALID_DTYPE, DS41_STATUS_INVALID_SHAPE  x or out.
+ * @retval DS41_STATUS_INVALID_POSITION  start_pos is not where the layer stands, or the end is beyond max_seq_len.
+ * @retval DS41_STATUS_WRONG_ORDER       Not above the step's last layer, or a layer it reads from has not run in it.
+ * @retval DS41_STATUS_OUT_OF_MEMORY     Pages that were allocated are kept; tokens are untouched.
+ *
+ * Enqueues; may allocate. Not legal during capture. Since 0.1.
+ */
+DS41_API ds41_status ds41_layer_prefill(ds41_ctx *ctx, int32_t layer, ds41_seq *seq, const ds41_tensor *x,
+                                        int32_t n_tokens, int64_t start_pos, const ds41_tensor *out);
+
+/** New tokens of one sequence. Fixed layout. */
+typedef struct ds41_span {
+    ds41_seq *seq;     /**< Each sequence at most once in a step. Borrowed until the step is over. */
+    int64_t start_pos; /**< Position of the first of them. */
+    int32_t n_tokens;  /**< 1 for a decode step; a few to verify drafts. */
+    int32_t reserved;  /**< 0. */
+} ds41_span;
+
+/**
+ * Begin a step of several sequences: the host half, once for all layers. Row i of the step's tensors is token i of the
+ * spans' tokens, one span after the other.
+ *
+ * @param spans    [n_spans], borrowed for the call.
+ * @param n_spans  1 or more.
+ * @retval DS41_STATUS_INVALID_ARGUMENT  NULL, a count out of range, a sequence twice, a foreign sequence.
+ * @retval DS41_STATUS_INVALID_POSITION  No layer of the sequence stands at start_pos, or the end is beyond max_seq_len.
+ * @retval DS41_STATUS_MISSING_WEIGHTS   No layer of the model has weights.
+ * @retval DS41_STATUS_OUT_OF_MEMORY     Pages that were allocated are kept. The previous step stays in flight.
+ *
+ * Allocates pages and workspaces for every layer that stands at start_pos. Not legal during capture. Since 0.1.
+ */
+DS41_API ds41_status ds41_decode_prep(ds41_ctx *ctx, const ds41_span *spans, int32_t n_spans);
+
+/**
+ * Enqueue the device half of one layer of the step last prepared on `ctx`.
+ *
+ * @param layer  A layer with weights, above those that the step has run.
+ * @param x      Input  [n_rows, dim], BF16, on the model's device; n_rows is the sum of the spans' n_tokens.
+ *               Borrowed until the work is done.
+ * @param out    Output [n_rows, dim], BF16, same device. May be x itself, but not overlap it otherwise. Untouched when
+ *               an error is returned.
+ *
+ * @retval DS41_STATUS_WRONG_ORDER       No step prepared, the step is over, the layer is not above the last one, or a
+ *                                       layer it reads from has not run in this step.
+ * @retval DS41_STATUS_INVALID_POSITION  This layer does not stand at the start of a span.
+ * @retval DS41_STATUS_INVALID_ARGUMENT, DS41_STATUS_INVALID_LAYER, DS41_STATUS_MISSING_WEIGHTS,
+ *         DS41_STATUS_INVALID_DTYPE, DS41_STATUS_INVALID_SHAPE  As ds41_layer_prefill().
+ *
+ * Allocates nothing, unless a tap is set. Since 0.1.
+ */
+DS41_API ds41_status ds41_decode_body(ds41_ctx *ctx, int32_t layer, const ds41_tensor *x, const ds41_tensor *out);
+
+/**
+ * Whether ds41_decode_body() of a layer may be captured into a graph as the context stands.
+ *
+ * @param capturable  1 or 0. 0 on backends without graphs (reference), with DS41_TOPK_TORCH_CPU on index sources, and
+ *                    while a tap is set.
+ * @retval DS41_STATUS_INVALID_LAYER
+ * Host only. Since 0.1.
+ */
+DS41_API ds41_status ds41_decode_capturable(const ds41_ctx *ctx, int32_t layer, int32_t *capturable);
+
+/* ---- Taps ------------------------------------------------------------------------------------------------------ */
+/*
+ * Named intermediates of a layer, for parity checks and for looking inside, in order of delivery. T: the span's tokens.
+ * W: window_size. P: groups complete at the end of the span, G of them completed by it. R: window rows in reach, those
+ * of positions max(0, start_pos - W + 1) .. end - 1. A tap without values (no group completed, an intermediate that the
+ * layer's role does not have) is not delivered.
+ *
+ *   q              BF16 [T, n_heads, head_dim]              queries after RoPE
+ *   latent         BF16 [G, head_dim]                       normed latents before RoPE; kv sources
+ *   index_k        BF16 [G, index_head_dim]                 index keys as stored; kv sources that are index sources
+ *   comp_rows      BF16 [G, head_dim]                       compressed rows as stored; kv sources
+ *   index_q        BF16 [T, index_n_heads, index_head_dim]  index queries, rotated and quantised; index sources
+ *   index_weights  BF16 [T, index_n_heads]                  weights of the index heads; index sources
+ *   scores         F32  [T, P]                              group scores, -inf where masked; index sources
+ *   candidates     U8   [T, P]                              1: in a block that the token keeps; candidate source
+ *   kv_rows        BF16 [R + P, head_dim]                   all rows in reach: window by position, then groups
+ *   idx            I32  [T, min(W, R) + min(index_topk, P)] rows of kv_rows that the token attends to: window columns
+ *                                                           ascending, then groups ascending, each padded with -1
+ *   o              BF16 [T, n_heads, head_dim]              attention output before the inverse RoPE
+ *   ring           BF16 [W, head_dim]                       window rows after the span by position % W, else zeros
+ *   state_kv       F32  [ratio, head_dim]                   compressor products of the incomplete group by position
+ *   state_gate     F32  [ratio, head_dim]                   % ratio, else zeros; kv sources with ratio > 1
+ *
+ * index_q, index_weights, scores and candidates are not delivered while no group is complete: no indexer runs then.
+ */
+
+/** One intermediate, as delivered to a tap. */
+typedef struct ds41_tap {
+    uint32_t struct_size;
+    int32_t layer;
+    int32_t span;       /**< Index of the span in the step. */
+    int32_t n_tokens;   /**< Tokens of the span. */
+    int64_t start_pos;  /**< Position of its first token. */
+    const char *name;   /**< One of the names above. Static. */
+    ds41_tensor tensor; /**< In host memory, read-only, borrowed for the call. */
+} ds41_tap;
+
+/**
+ * Receives intermediates during ds41_layer_prefill() or ds41_decode_body(), on the caller's thread, before the call
+ * returns. Must not call back into the library with the same context or its sequences. Since 0.1.
+ */
+typedef void (*ds41_tap_fn)(const ds41_tap *tap, void *user);
+
+/**
+ * Deliver intermediates of further layers to a function; replaces the previous one. Outputs are the same bits with or
+ * without a tap. Tapped steps wait for the device, allocate, and cannot be captured.
+ *
+ * @param names    [n_names] names of the table above, copied; n_names 0 for all.
+ * @param tap      NULL removes the tap; names and user are then ignored.
+ * @param user     Passed to `tap`. Borrowed until the tap is replaced or the context destroyed.
+ * @retval DS41_STATUS_INVALID_ARGUMENT  A name that is not in the table; the tap stays as it was.
+ * Since 0.1.
+ */
+DS41_API ds41_status ds41_ctx_set_tap(ds41_ctx *ctx, const char *const *names, int32_t n_names, ds41_tap_fn tap,
+                                      void *user);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* DS41_DS41_H */

@@ -1,0 +1,31 @@
+// What stands behind the opaque handles. Parents are shared: destroying them in any order is safe.
+#pragma once
+
+#include "backend/memory.h"
+#include "checkpoint/safetensors.h"
+#include "forward/context.h"
+#include "model/model.h"
+#include "sequence/sequence.h"
+
+#include <memory>
+
+struct ds41_model {
+    std::shared_ptr<ds41::Model> impl;
+};
+
+struct ds41_ctx {
+    ds41::Context impl;
+};
+
+struct ds41_seq {
+    std::shared_ptr<ds41::Sequence> impl;
+};
+
+struct ds41_buffer {
+    std::shared_ptr<const ds41::Model> model; // keeps the backend's memory alive
+    ds41::Block block;
+};
+
+struct ds41_file {
+    ds41::SafetensorsFile impl;
+};

@@ -1,0 +1,155 @@
+// The stage interface: one layer's computation in six parts, each coarse enough to be fused. The forward calls them in
+// order over tiles of a step's tokens; a backend implements them and knows nothing of sequences, handles or steps.
+//
+// A backend that does some stages better derives from ReferenceStages and overrides those. Every pointer in the structs
+// below is in the backend's memory. Tokens of a tile are [first, first + n) of the step; "tile row" i is token first +
+// i. Stages neither allocate nor fail: what they need beside their arguments is made in prepare().
+#pragma once
+
+#include "model/config.h"
+#include "model/rope_tables.h"
+#include "model/weights.h"
+#include "numeric/bf16.h"
+#include "sequence/rows_view.h"
+
+#include <cstdint>
+
+namespace ds41 {
+
+// One sequence, as one layer of the step sees it.
+struct SpanView {
+    std::int32_t first_token; // of the step
+    std::int32_t n_tokens;
+    std::int64_t start_pos;
+    RowsView window; // ring of positions before start_pos, slot pos % window_size
+    RowsView
+        compressed; // rows of the kv source that the layer reads; those of this step's groups are there once it ran
+    RowsView index_keys;        // keys of the kv source; index sources and writers only
+    float *group_state;         // [2][ratio][head_dim]: kv and gate products of the incomplete group by pos % ratio
+    std::int64_t n_rank_groups; // columns that the torch rule ranks
+};
+
+struct TokenView {
+    std::int32_t span;
+    std::int64_t pos;
+};
+
+struct StepView {
+    const SpanView *spans;   // [n_spans]
+    const TokenView *tokens; // [n_tokens]
+    std::int32_t n_spans;
+    std::int32_t n_tokens;
+};
+
+struct Tile {
+    std::int32_t first;
+    std::int32_t n;
+};
+
+// What every stage of a layer gets.
+struct LayerView {
+    const Config *config;
+    const LayerRole *role;
+    const LayerWeights *weights;
+    const RopeTable *rope;
+    StepView step;
+};
+
+struct ProjectArgs {
+    LayerView layer;
+    Tile tile;
+    const Bf16 *x;            // [n_tokens, dim]
+    Bf16 *qr;                 // [tile, q_lora_rank]: normed low-rank queries
+    Bf16 *q;                  // [tile, n_heads, head_dim], rotated
+    std::uint8_t *window_new; // [n_tokens, window_row_bytes]: packed rows of the step's own tokens
+};
+
+struct CompressArgs {
+    LayerView layer;
+    Tile tile;
+    const Bf16 *x; // [n_tokens, dim]
+    // Where each span's latents go for a tap: [n_spans] arrays [groups of the span, head_dim]; may be null.
+    Bf16 *const *tap_latents;
+};
+
+struct IndexQueryArgs {
+    LayerView layer;
+    Tile tile;
+    const Bf16 *x;    // [n_tokens, dim]
+    const Bf16 *qr;   // [tile, q_lora_rank]
+    std::uint8_t *iq; // [tile, index_n_heads, index_key_row_bytes]: rotated and packed
+    Bf16 *weights;    // [tile, index_n_heads]
+};
+
+struct SelectArgs {
+    LayerView layer;
+    Tile tile;
+    const std::uint8_t *iq; // [tile, index_n_heads, index_key_row_bytes]
+    const Bf16 *weights;    // [tile, index_n_heads]
+    std::int32_t *blocks;   // [n_tokens, n_block_slots]: kept blocks, ascending, then -1. Written by the candidate
+                          // source, read by layers that use candidates; otherwise null
+    std::int32_t n_block_slots;
+    std::int32_t *groups; // [n_tokens, n_group_slots]: selected groups, ascending, then -1
+    std::int32_t n_group_slots;
+    ds41_topk_rule rule;
+    // [n_spans] arrays [tokens of the span, groups at its end], -inf where masked; may be null.
+    float *const *tap_scores;
+};
+
+struct AttendArgs {
+    LayerView layer;
+    Tile tile;
+    const Bf16 *q;                  // [tile, n_heads, head_dim]
+    const std::uint8_t *window_new; // [n_tokens, window_row_bytes]
+    const std::int32_t *groups;     // [n_tokens, n_group_slots]; null in layers of ratio 0
+    std::int32_t n_group_slots;
+    Bf16 *o; // [tile, n_heads, head_dim], before the inverse rotation
+};
+
+struct OutputArgs {
+    LayerView layer;
+    Tile tile;
+    Bf16 *o;   // [tile, n_heads, head_dim]; rotated back in place
+    Bf16 *out; // [n_tokens, dim]; may be the step's x
+};
+
+// Bounds of what the stages of one layer will be asked for.
+struct StageSizes {
+    std::int64_t n_tile_tokens = 0;
+    std::int64_t n_groups = 0; // most that any token of the step may see or rank
+    std::int32_t n_group_slots = 0;
+    ds41_topk_rule rule = DS41_TOPK_STABLE;
+};
+
+class Stages {
+public:
+    virtual ~Stages() = default;
+
+    // Make room for stages within `sizes`. Throws std::bad_alloc and then leaves things usable as they were.
+    virtual void prepare(const Config &config, const StageSizes &sizes) = 0;
+    // Bytes that prepare() has taken, and would take.
+    virtual std::size_t n_bytes() const noexcept = 0;
+    virtual std::size_t needed_bytes(const Config &config, const StageSizes &sizes) const noexcept = 0;
+
+    // x to normed low-rank queries, rotated queries, and packed window rows.
+    virtual void project(const ProjectArgs &args) = 0;
+    // x to latents of the groups that the tile completes, their index keys and compressed rows.
+    virtual void compress(const CompressArgs &args) = 0;
+    // x and qr to index queries and head weights.
+    virtual void index_query(const IndexQueryArgs &args) = 0;
+    // Scores, candidate blocks, the best groups.
+    virtual void select(const SelectArgs &args) = 0;
+    // Softmax over window rows and selected rows.
+    virtual void attend(const AttendArgs &args) = 0;
+    // Inverse rotation and the two output projections.
+    virtual void output(const OutputArgs &args) = 0;
+    // Window rows of the step into the rings: the last window_size of each span.
+    virtual void commit_window(const LayerView &layer, const std::uint8_t *window_new) = 0;
+};
+
+// Groups complete at the end of position pos - 1, that is among the first `n_positions` tokens.
+inline std::int64_t groups_among(std::int64_t n_positions, int ratio) {
+    return n_positions / ratio;
+}
+
+} // namespace ds41

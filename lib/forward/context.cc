@@ -1,0 +1,143 @@
+#include "forward/context.h"
+
+#include "error.h"
+#include "forward/forward.h"
+#include "model/tensor.h"
+
+#include <algorithm>
+
+namespace ds41 {
+
+namespace {
+
+void check_activations(const char *name, const ds41_tensor &t, std::int64_t n_tokens, int dim) {
+    DS41_CHECK(t.dtype == DS41_DTYPE_BF16, DS41_STATUS_INVALID_DTYPE, "%s has dtype %s, need BF16", name,
+               ds41_dtype_name(t.dtype));
+    const std::int64_t shape[] = {n_tokens, dim};
+    check_tensor_shape(t, shape, 2, "%s", name);
+    check_tensor_data(t, 0, "%s", name);
+    check_tensor_alignment(t, "%s", name);
+}
+
+void check_io(const ds41_tensor &x, const ds41_tensor &out, std::int64_t n_tokens, int dim) {
+    check_activations("x", x, n_tokens, dim);
+    check_activations("out", out, n_tokens, dim);
+    const auto n_bytes = static_cast<std::uintptr_t>(n_tokens) * static_cast<std::uintptr_t>(dim) * sizeof(Bf16);
+    const auto a = reinterpret_cast<std::uintptr_t>(x.data), b = reinterpret_cast<std::uintptr_t>(out.data);
+    const std::uintptr_t distance = a > b ? a - b : b - a;
+    DS41_CHECK(distance == 0 || distance >= n_bytes, DS41_STATUS_INVALID_ARGUMENT,
+               "out overlaps x at a distance of %llu bytes, need 0 (the same memory) or at least %llu",
+               static_cast<unsigned long long>(distance), static_cast<unsigned long long>(n_bytes));
+}
+
+} // namespace
+
+Context::Context(std::shared_ptr<const Model> model, const ds41_ctx_options &options)
+    : model_(std::move(model)), stages_(model_->backend().create_stages()), topk_end_pos_(options.topk_end_pos) {
+    DS41_CHECK(options.reserved == 0, DS41_STATUS_INVALID_ARGUMENT, "options.reserved is %u, need 0", options.reserved);
+    DS41_CHECK(options.stream == nullptr || model_->backend().has_streams, DS41_STATUS_INVALID_ARGUMENT,
+               "options.stream is set, need NULL: backend %s has no streams", model_->backend().name);
+    DS41_CHECK(topk_end_pos_ >= 0 && topk_end_pos_ <= model_->config().max_seq_len, DS41_STATUS_INVALID_ARGUMENT,
+               "options.topk_end_pos is %lld, need a value in [0, %lld] (max_seq_len)",
+               static_cast<long long>(topk_end_pos_), static_cast<long long>(model_->config().max_seq_len));
+}
+
+void Context::install(Step &&step, Workspace &&grown) noexcept {
+    workspace_.adopt(std::move(grown));
+    step_ = std::move(step);
+}
+
+void Context::run(Step &step, Workspace *grown, int layer, const ds41_tensor &x, const ds41_tensor &out) {
+    for (const Span &span : step.spans) span.seq->reserve(layer, span.end_pos());
+    TapRun tap_run(tap_, *model_, step, layer);
+    if (grown) {
+        install(std::move(step), std::move(*grown));
+        step_.claim();
+    }
+    run_layer(*model_, *stages_, workspace_, step_, layer, static_cast<const Bf16 *>(x.data),
+              static_cast<Bf16 *>(out.data), tap_.wanted() ? &tap_run : nullptr);
+    tap_run.deliver();
+}
+
+void Context::prefill(int layer, const std::shared_ptr<Sequence> &seq, const ds41_tensor &x, std::int32_t n_tokens,
+                      std::int64_t start_pos, const ds41_tensor &out) {
+    const Config &config = model_->config();
+    model_->weights(layer);
+    check_span_range(config, "", start_pos, n_tokens);
+    check_io(x, out, n_tokens, config.dim);
+
+    const bool continues = step_.kind == Step::Kind::kPrefill && !step_.is_over() && step_.spans[0].seq == seq &&
+                           step_.spans[0].start_pos == start_pos && step_.spans[0].n_tokens == n_tokens;
+    if (continues) {
+        step_.check_positions(layer);
+        step_.check_order(config, layer);
+        run(step_, nullptr, layer, x, out);
+        return;
+    }
+    std::vector<Span> spans;
+    spans.push_back({seq, start_pos, n_tokens});
+    Step step = Step::plan(*model_, Step::Kind::kPrefill, std::move(spans), topk_end_pos_);
+    step.check_positions(layer);
+    step.check_order(config, layer);
+    Workspace grown = workspace_.grown_for(config, model_->memory(), step.sizes);
+    stages_->prepare(config, step.sizes.stages);
+    run(step, &grown, layer, x, out);
+}
+
+void Context::prep(std::vector<Span> spans) {
+    const Config &config = model_->config();
+    Step step = Step::plan(*model_, Step::Kind::kDecode, std::move(spans), 0);
+    bool any_weights = false;
+    for (int layer = 0; layer < config.n_layers_total(); ++layer) any_weights = any_weights || model_->has_layer(layer);
+    DS41_CHECK(any_weights, DS41_STATUS_MISSING_WEIGHTS,
+               "the model has no layer with weights: ds41_model_set_layer was not called");
+    for (std::size_t s = 0; s < step.spans.size(); ++s) {
+        const Span &span = step.spans[s];
+        bool stands = false;
+        std::int64_t furthest = 0;
+        for (int layer = 0; layer < config.n_layers_total(); ++layer) {
+            if (!model_->has_layer(layer)) continue;
+            const std::int64_t position = span.seq->layer(layer).position;
+            stands = stands || position == span.start_pos;
+            furthest = std::max(furthest, position);
+        }
+        DS41_CHECK(stands, DS41_STATUS_INVALID_POSITION,
+                   "spans[%zu].start_pos is %lld, need %lld, the tokens that the sequence has seen", s,
+                   static_cast<long long>(span.start_pos), static_cast<long long>(furthest));
+        for (int layer = 0; layer < config.n_layers_total(); ++layer)
+            if (model_->has_layer(layer) && span.seq->layer(layer).position == span.start_pos)
+                span.seq->reserve(layer, span.end_pos());
+    }
+    Workspace grown = workspace_.grown_for(config, model_->memory(), step.sizes);
+    stages_->prepare(config, step.sizes.stages);
+    install(std::move(step), std::move(grown));
+    step_.claim();
+}
+
+void Context::body(int layer, const ds41_tensor &x, const ds41_tensor &out) {
+    model_->weights(layer);
+    DS41_CHECK(step_.kind == Step::Kind::kDecode, DS41_STATUS_WRONG_ORDER,
+               "no decode step is in flight on ctx: ds41_decode_prep comes first");
+    DS41_CHECK(!step_.is_over(), DS41_STATUS_WRONG_ORDER,
+               "the step on ctx is over: one of its sequences was reset, destroyed or taken by another step");
+    check_io(x, out, step_.sizes.n_tokens, model_->config().dim);
+    step_.check_positions(layer);
+    step_.check_order(model_->config(), layer);
+    run(step_, nullptr, layer, x, out);
+}
+
+bool Context::capturable(int layer) const {
+    model_->check_layer(layer);
+    const bool host_selection =
+        model_->topk_rule() == DS41_TOPK_TORCH_CPU && model_->config().role(layer).is_index_source;
+    return model_->backend().has_graphs && !host_selection && !tap_.wanted();
+}
+
+std::size_t context_bytes_for(const Model &model, std::int64_t n_tokens, std::int64_t end_pos) {
+    const StepSizes sizes = plan_step(model, n_tokens, end_pos, 0);
+    std::size_t sum = model.backend().create_stages()->needed_bytes(model.config(), sizes.stages);
+    for (const std::size_t bytes : Workspace::buffer_bytes(model.config(), sizes)) sum += bytes;
+    return sum;
+}
+
+} // namespace ds41

@@ -1,0 +1,15 @@
+// The one forward: every layer kind, prefill and decode, as the stages of the design over tiles of tokens.
+#pragma once
+
+#include "forward/step.h"
+#include "forward/tap.h"
+#include "forward/workspace.h"
+
+namespace ds41 {
+
+// Everything is checked, reserved and laid out: this does not fail. `x` and `out` are [n_tokens, dim] and may be the
+// same. `tap` may be null.
+void run_layer(const Model &model, Stages &stages, const Workspace &workspace, Step &step, int layer, const Bf16 *x,
+               Bf16 *out, TapRun *tap) noexcept;
+
+} // namespace ds41
