@@ -9,10 +9,11 @@
  * Errors       A function that can fail returns ds41_status. On failure ds41_last_error() tells, on the same thread,
  *              which argument was wrong, what came and what is accepted. Unless a comment says otherwise a failed call
  *              has changed nothing.
- * Structs      A struct that starts with `struct_size` is filled by its `_init` function, which must be called before
- *              any member is set. Such structs grow at their end: a caller built against an older header is served with
- *              the defaults for what it does not know; a caller built against a newer one is served as long as what we
- *              do not know is zero, and refused with DS41_STATUS_UNSUPPORTED otherwise.
+ * Structs      A struct that starts with `struct_size` is filled by its `_init` function, which comes before any member
+ *              is set. Such structs grow at their end: a caller built against an older header is served with the
+ *              defaults for what it does not know; a caller built against a newer one is served as long as what we do
+ *              not know is zero, and refused with DS41_STATUS_UNSUPPORTED otherwise. What we fill, we zero there.
+ *              Reserved members and unknown flags must be 0 (DS41_STATUS_INVALID_ARGUMENT).
  * Ownership    Each pointer is one of: borrowed for the call; borrowed until the work is done; borrowed until destroy;
  *              copied. Strings that are returned are lent, for as long as the comment says.
  * Threads      A model is shared freely once its layers are set. Any other object is used by one thread at a time;
@@ -607,7 +608,7 @@ DS41_API uint64_t ds41_seq_get_bytes(const ds41_seq *seq);
  * A step is a list of spans, each some new tokens of one sequence, taken through the layers in ascending order. Layers
  * may be left out, but what a layer reads (compressed rows, a selection, candidate blocks) must have been published in
  * the same step by the layer that its role names. A step ends when another begins on the context, or when one of its
- * sequences is reset, destroyed, or advanced by another context; what it published ends with it.
+ * sequences is reset, destroyed, or taken into a step of another context; what it published ends with it.
  */
 
 /**

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <new>
+#include <stdexcept>
 
 namespace ds41 {
 
@@ -26,6 +27,9 @@ template <typename Body> ds41_status guarded(const char *function, Body &&body) 
     } catch (const std::bad_alloc &) {
         set_last_error(function, "out of memory");
         return DS41_STATUS_OUT_OF_MEMORY;
+    } catch (const std::length_error &) { // a vector asked for more than any allocator has
+        set_last_error(function, "out of memory");
+        return DS41_STATUS_OUT_OF_MEMORY;
     } catch (const std::exception &error) {
         set_last_error(function, error.what());
     } catch (...) {
@@ -38,7 +42,7 @@ inline void check_argument(const void *argument, const char *name) {
     DS41_CHECK(argument != nullptr, DS41_STATUS_INVALID_ARGUMENT, "%s is NULL", name);
 }
 
-// struct_size of every struct with one, as of the first release: smaller means that _init was not called.
+// Smaller than a struct has ever been means that _init was not called. No struct has grown yet.
 template <typename T> void check_struct_size(const T *value, const char *name) {
     check_argument(value, name);
     DS41_CHECK(value->struct_size >= sizeof(T), DS41_STATUS_INVALID_STRUCT,

@@ -1,9 +1,10 @@
 // The stage interface: one layer's computation in six parts, each coarse enough to be fused. The forward calls them in
 // order over tiles of a step's tokens; a backend implements them and knows nothing of sequences, handles or steps.
 //
-// A backend that does some stages better derives from ReferenceStages and overrides those. Every pointer in the structs
-// below is in the backend's memory. Tokens of a tile are [first, first + n) of the step; "tile row" i is token first +
-// i. Stages neither allocate nor fail: what they need beside their arguments is made in prepare().
+// A backend that does some stages better derives from ReferenceStages and overrides those. Tensors, rows and pages
+// are in the backend's memory; spans, tokens and page tables are the host's, and a device backend uploads them. Tokens
+// of a tile are [first, first + n) of the step; "tile row" i is token first + i. Stages neither allocate nor fail: what
+// they need beside their arguments is made in prepare().
 #pragma once
 
 #include "model/config.h"
@@ -87,7 +88,7 @@ struct SelectArgs {
     const std::uint8_t *iq; // [tile, index_n_heads, index_key_row_bytes]
     const Bf16 *weights;    // [tile, index_n_heads]
     std::int32_t *blocks;   // [n_tokens, n_block_slots]: kept blocks, ascending, then -1. Written by the candidate
-                          // source, read by layers that use candidates; otherwise null
+                            // source, read by layers that use candidates; otherwise null
     std::int32_t n_block_slots;
     std::int32_t *groups; // [n_tokens, n_group_slots]: selected groups, ascending, then -1
     std::int32_t n_group_slots;

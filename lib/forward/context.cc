@@ -87,27 +87,28 @@ void Context::prefill(int layer, const std::shared_ptr<Sequence> &seq, const ds4
 void Context::prep(std::vector<Span> spans) {
     const Config &config = model_->config();
     Step step = Step::plan(*model_, Step::Kind::kDecode, std::move(spans), 0);
-    bool any_weights = false;
-    for (int layer = 0; layer < config.n_layers_total(); ++layer) any_weights = any_weights || model_->has_layer(layer);
-    DS41_CHECK(any_weights, DS41_STATUS_MISSING_WEIGHTS,
-               "the model has no layer with weights: ds41_model_set_layer was not called");
+    const auto stands_at = [&](const Span &span, int layer) {
+        return model_->has_layer(layer) && span.seq->layer(layer).position == span.start_pos;
+    };
     for (std::size_t s = 0; s < step.spans.size(); ++s) {
         const Span &span = step.spans[s];
-        bool stands = false;
+        bool has_weights = false, stands = false;
         std::int64_t furthest = 0;
         for (int layer = 0; layer < config.n_layers_total(); ++layer) {
-            if (!model_->has_layer(layer)) continue;
-            const std::int64_t position = span.seq->layer(layer).position;
-            stands = stands || position == span.start_pos;
-            furthest = std::max(furthest, position);
+            has_weights = has_weights || model_->has_layer(layer);
+            stands = stands || stands_at(span, layer);
+            furthest = std::max(furthest, span.seq->layer(layer).position);
         }
+        DS41_CHECK(has_weights, DS41_STATUS_MISSING_WEIGHTS,
+                   "the model has no layer with weights: ds41_model_set_layer was not called");
         DS41_CHECK(stands, DS41_STATUS_INVALID_POSITION,
                    "spans[%zu].start_pos is %lld, need %lld, the tokens that the sequence has seen", s,
                    static_cast<long long>(span.start_pos), static_cast<long long>(furthest));
-        for (int layer = 0; layer < config.n_layers_total(); ++layer)
-            if (model_->has_layer(layer) && span.seq->layer(layer).position == span.start_pos)
-                span.seq->reserve(layer, span.end_pos());
     }
+    // Nothing is taken before everything is checked.
+    for (const Span &span : step.spans)
+        for (int layer = 0; layer < config.n_layers_total(); ++layer)
+            if (stands_at(span, layer)) span.seq->reserve(layer, span.end_pos());
     Workspace grown = workspace_.grown_for(config, model_->memory(), step.sizes);
     stages_->prepare(config, step.sizes.stages);
     install(std::move(step), std::move(grown));

@@ -48,6 +48,7 @@ public:
                    place == Place::kFloatMatrix ? "F32 or BF16" : "F32, BF16, FP8_E4M3 or Q2_K");
         check_shape(name, t, rows, cols);
         check_data(name, t);
+        if (borrow_) check_tensor_alignment(t, "weights.%s of layer %d", name, layer_);
 
         Matrix m;
         m.rows = rows;
@@ -97,7 +98,6 @@ private:
 
     void check_data(const char *name, const ds41_tensor &t) const {
         check_tensor_data(t, DS41_TENSOR_PLAIN_ACTIVATIONS, "weights.%s of layer %d", name, layer_);
-        if (borrow_) check_tensor_alignment(t, "weights.%s of layer %d", name, layer_);
         DS41_CHECK(t.dtype == DS41_DTYPE_FP8_E4M3 || t.scales == nullptr, DS41_STATUS_INVALID_ARGUMENT,
                    "weights.%s of layer %d has scales, need NULL for dtype %s", name, layer_, ds41_dtype_name(t.dtype));
     }

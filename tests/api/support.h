@@ -1,0 +1,184 @@
+// What the API tests share: small random models, deterministic inputs, guarded buffers, steps that check what every
+// step must keep, and the check of a refusal. Everything goes through the public header.
+#pragma once
+
+#include "ds41/ds41.h"
+
+#include <doctest/doctest.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace api_test {
+
+template <auto destroy> struct Destroy {
+    template <typename T> void operator()(T *object) const { destroy(object); }
+};
+using Model = std::unique_ptr<ds41_model, Destroy<ds41_model_destroy>>;
+using Ctx = std::unique_ptr<ds41_ctx, Destroy<ds41_ctx_destroy>>;
+using Seq = std::unique_ptr<ds41_seq, Destroy<ds41_seq_destroy>>;
+using Buffer = std::unique_ptr<ds41_buffer, Destroy<ds41_buffer_destroy>>;
+using File = std::unique_ptr<ds41_file, Destroy<ds41_file_destroy>>;
+
+// ---- Statuses and messages ------------------------------------------------------------------------------------------
+
+// Stop the test unless a call succeeded, and show why it did not.
+void must(ds41_status status);
+
+// Whether `text` holds one of the alternatives in `words` ("a|b") between characters that do not belong to a word.
+bool has_word(std::string_view text, std::string_view words);
+
+// A refusal: one of the accepted statuses, and a sentence that names the function and holds every one of `words`.
+void check_refused(ds41_status status, const std::vector<ds41_status> &accepted, const char *function,
+                   const std::vector<std::string> &words);
+
+// Whether memory that cannot be had comes back as an exception: sanitizers and valgrind end the process instead.
+bool allocation_can_fail();
+
+// ---- Models ---------------------------------------------------------------------------------------------------------
+
+enum class Format { bf16, f32, fp8, fp8_plain, q2_k, q2_k_plain };
+const char *name_of(Format format);
+
+// Seven backbone layers and a draft layer, of every role: window only, ratio 4, a ratio-2 source and its consumer, the
+// candidate source, a consumer, an index source inside its blocks. Window, selection and candidates bind within 40
+// tokens.
+ds41_config small_config();
+
+// Wide enough for Q2_K rows of 256 values; four layers.
+ds41_config wide_config();
+
+// Six layers of ratio 1 in which the three things a layer may read come from three different layers: layer 5 reads the
+// rows of layer 3, the selection of layer 4 and through it the candidates of layer 0.
+ds41_config chained_config();
+
+ds41_config config_for(Format format);
+
+enum class Kind { projection, vector, pooled_product };
+
+// One member of ds41_layer_weights: what the header says about it for a layer.
+struct TensorSpec {
+    const char *name;
+    ds41_tensor ds41_layer_weights::*member;
+    Kind kind; // pooled_product: the products of a ratio > 1 compressor, F32 or BF16 only
+    int64_t rows;
+    int64_t cols; // 0: a vector
+    bool present; // the layer's role has it
+};
+std::vector<TensorSpec> tensor_specs(const ds41_config &config, int32_t layer);
+
+// The role of a layer by the rules of the header, told independently of the library.
+ds41_layer_role expected_role(const ds41_config &config, int32_t layer);
+
+// Weights of one layer and the memory under them. Moves only: a copy would point into the original.
+struct LayerStorage {
+    LayerStorage() = default;
+    LayerStorage(LayerStorage &&) noexcept = default;
+    LayerStorage &operator=(LayerStorage &&) noexcept = default;
+
+    ds41_layer_weights weights = {};
+    std::vector<std::vector<uint64_t>> memory;
+};
+LayerStorage random_layer(const ds41_config &config, int32_t layer, Format format, uint64_t seed);
+
+struct TestModel {
+    ds41_config config;
+    std::vector<LayerStorage> layers;
+    Model handle;
+
+    ds41_model *get() const { return handle.get(); }
+};
+
+constexpr uint64_t kSeed = 20260101;
+
+TestModel empty_model(const ds41_config &config, int32_t topk_rule = DS41_TOPK_STABLE);
+TestModel random_model(const ds41_config &config, Format format = Format::bf16, uint64_t seed = kSeed,
+                       int32_t ownership = DS41_OWNERSHIP_COPY, int32_t topk_rule = DS41_TOPK_STABLE);
+TestModel random_model(Format format);
+
+Ctx new_ctx(ds41_model *model);
+Seq new_seq(ds41_model *model);
+
+// ---- Steps ----------------------------------------------------------------------------------------------------------
+
+ds41_tensor view(const void *data, int32_t dtype, std::initializer_list<int64_t> shape);
+float bf16_to_float(uint16_t bits);
+
+// Rows of bf16 between guard bands, filled with NaN patterns until somebody writes them.
+class Guarded {
+public:
+    explicit Guarded(int64_t n_values);
+    uint16_t *data() { return storage_.data() + kGuard; }
+    const uint16_t *data() const { return storage_.data() + kGuard; }
+    int64_t size() const { return n_values_; }
+    bool guards_intact() const;
+    bool untouched() const; // still poison, guards included
+
+private:
+    static constexpr int64_t kGuard = 64; // 128 bytes: data stays as aligned as the allocation
+    int64_t n_values_;
+    std::vector<uint16_t> storage_;
+};
+
+// The tokens of one conversation: each layer's input rows, a function of the seed, the layer and the position alone.
+struct Tape {
+    uint64_t seed;
+    std::vector<uint16_t> rows(const ds41_config &config, int32_t layer, int64_t start_pos, int64_t n_tokens) const;
+};
+
+// What the layers of one sequence put out, token after token.
+struct Record {
+    std::vector<std::vector<uint16_t>> layers;
+    void append(int32_t layer, const uint16_t *values, int64_t n_values);
+};
+bool operator==(const Record &a, const Record &b);
+std::string first_difference(const Record &a, const Record &b, int32_t dim);
+void check_same(const Record &got, const Record &expected, const ds41_config &config);
+
+// Both calls check: the status, inputs unchanged, guards intact, every output value written, the position advanced.
+void prefill_layer(const TestModel &model, ds41_ctx *ctx, ds41_seq *seq, int32_t layer, const Tape &tape,
+                   int64_t start_pos, int32_t n_tokens, Record *record);
+void prefill(const TestModel &model, ds41_ctx *ctx, ds41_seq *seq, const Tape &tape, int64_t start_pos,
+             int32_t n_tokens, Record *record);
+
+struct SpanRun {
+    ds41_seq *seq;
+    Tape tape;
+    int64_t start_pos;
+    int32_t n_tokens;
+    Record *record;
+};
+void prep(ds41_ctx *ctx, const std::vector<SpanRun> &spans);
+void decode_layer(const TestModel &model, ds41_ctx *ctx, int32_t layer, const std::vector<SpanRun> &spans,
+                  bool in_place = false);
+void decode(const TestModel &model, ds41_ctx *ctx, const std::vector<SpanRun> &spans, bool in_place = false);
+
+// One prefill of everything on a fresh context and sequence: what all other ways of running must repeat.
+Record whole_prefill(const TestModel &model, const Tape &tape, int32_t n_tokens);
+
+// ---- Files ----------------------------------------------------------------------------------------------------------
+
+// A file in the folder for temporary files; gone with the object.
+class TempFile {
+public:
+    explicit TempFile(std::string_view contents);
+    ~TempFile();
+    TempFile(const TempFile &) = delete;
+    TempFile &operator=(const TempFile &) = delete;
+    const char *path() const { return path_.c_str(); }
+
+private:
+    std::string path_;
+};
+
+// A well-formed safetensors file: its JSON header, then `data`.
+std::string safetensors(std::string_view header, std::string_view data);
+
+// A configuration under the flat names of the reference.
+std::string to_json(const ds41_config &config);
+
+} // namespace api_test
