@@ -1,0 +1,84 @@
+#!/bin/sh
+# Builds the library with its tests and runs every one. CC and CXX choose the compilers (and the build folder).
+usage='usage: sh tests/run.sh [--sanitize | --valgrind] [--build FOLDER] [--suite NAME]... [-DOPTION=VALUE]...
+
+  --sanitize      build with AddressSanitizer and UndefinedBehaviorSanitizer, into build-asan
+  --valgrind      run the unit and api suites under valgrind, from build-valgrind
+  --build FOLDER  build into FOLDER instead
+  --suite NAME    run one suite only; may be given more than once
+  -DOPTION=VALUE  a Meson option for the build'
+set -eu
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+cd "$root"
+. tests/support/setup.sh
+
+kind=release folder='' suites='' options=''
+while [ $# -gt 0 ]; do
+    case $1 in
+    --sanitize | --valgrind) kind=${1#--} ;;
+    --build) folder=${2:?--build needs a folder} && shift ;;
+    --suite) suites="$suites --suite ${2:?--suite needs a name}" && shift ;;
+    -D?*=*) options="$options $1" ;;
+    --help | -h) printf '%s\n' "$usage" && exit 0 ;;
+    *) printf 'run.sh: there is no option %s\n%s\n' "$1" "$usage" >&2 && exit 2 ;;
+    esac
+    shift
+done
+
+# A folder keeps the compilers that it was made with, so each gets its own.
+compilers=${CC:-${CXX:-}}
+suffix=${compilers:+-$(printf %s "${compilers##*/}" | tr -c 'A-Za-z0-9.+-' -)}
+packages=doctest-dev
+case $kind in
+release)
+    : "${folder:=build$suffix}"
+    options="-Dbuildtype=release $options"
+    set --
+    ;;
+sanitize)
+    : "${folder:=build-asan$suffix}"
+    # b_lundef: clang's sanitizer runtime is linked into programs only, and shared libraries find it there.
+    options="-Db_sanitize=address,undefined -Db_lundef=false $options"
+    # Instrumented code takes g++ four times as long to compile at -O2 as at -Og.
+    options="-Dbuildtype=debug -Doptimization=g $options"
+    export ASAN_OPTIONS="${ASAN_OPTIONS:-abort_on_error=1:detect_stack_use_after_return=1:strict_string_checks=1}"
+    export UBSAN_OPTIONS="${UBSAN_OPTIONS:-halt_on_error=1:abort_on_error=1:print_stacktrace=1}"
+    case "${CC:-} ${CXX:-}" in *clang*) packages="$packages libclang-rt-dev" ;; esac
+    set -- --timeout-multiplier 4
+    ;;
+valgrind)
+    : "${folder:=build-valgrind$suffix}"
+    options="-Dbuildtype=debugoptimized $options"
+    packages="$packages valgrind libc6-dbg" # valgrind cannot start without the loader's symbols
+    set -- --setup valgrind
+    : "${suites:=--suite unit --suite api}"
+    ;;
+esac
+
+# shellcheck disable=SC2086 # lists of words
+need_build_packages $packages
+mkdir -p "$folder"
+build_log=$folder/run-build.log test_log=$folder/run-test.log
+: >"$build_log"
+echo "Building into $folder"
+# shellcheck disable=SC2086
+quietly "$build_log" configure "$folder" -Dtests=enabled -Dtools=enabled -Dexamples=enabled $options || exit 1
+quietly "$build_log" ninja -C "$folder" || exit 1
+
+echo "Testing; all lines: $test_log"
+status=0
+# shellcheck disable=SC2086
+meson test -C "$folder" --no-rebuild --print-errorlogs "$@" $suites >"$test_log" 2>&1 || status=$?
+# Meson ends with one line a kind, "Ok:   98".
+count() { awk -F: -v kind="$1" '$1 == kind { n = $2 } END { print n + 0 }' "$test_log"; }
+passed=$(($(count Ok) + $(count 'Expected Fail')))
+failed=$(($(count Fail) + $(count 'Unexpected Pass') + $(count Timeout)))
+skipped=$(count Skipped)
+if [ "$status" = 0 ] && [ "$passed" = 0 ]; then
+    echo "No test passed." >&2
+    status=1
+fi
+[ "$status" = 0 ] || grep -Ev '^ *[0-9]+/[0-9]+ .* OK +[0-9.]+s *$' "$test_log" | tail -n 100 >&2
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ] || exit 1
+exit "$status"
