@@ -1,3 +1,4 @@
+// Formats the sentence of an error in place.
 #include "error.h"
 
 #include <cstdarg>

@@ -10,12 +10,14 @@
 #include <string.h>
 
 #define TRY(call)                                                                                                      \
-    if ((call) != DS41_STATUS_OK) goto failed
+    do                                                                                                                 \
+        if ((call) != DS41_STATUS_OK) goto failed;                                                                     \
+    while (0)
 enum { N_PROMPT = 12, N_DECODE = 4 };
 
 static ds41_status load_layer(ds41_model *model, const ds41_file *file, int32_t layer) {
     ds41_layer_weights w;
-    ds41_layer_weights_init(&w);
+    ds41_layer_weights_init(&w, sizeof(w));
     const struct {
         const char *name;
         ds41_tensor *tensor;
@@ -49,7 +51,7 @@ int main(int argc, char **argv) {
     int exit_status = EXIT_FAILURE;
     TRY(ds41_file_load(&file, argc > 1 ? argv[1] : "tests/fixtures/a_golden_stable.safetensors"));
     const char *json = ds41_file_get_metadata(file, "config");
-    ds41_config_init(&config);
+    ds41_config_init(&config, sizeof(config));
     TRY(ds41_config_parse(&config, json ? json : "", json ? strlen(json) : 0));
     TRY(ds41_model_create(&model, &config, NULL));
     const int n_layers = config.n_compress_ratios;
@@ -77,8 +79,8 @@ int main(int argc, char **argv) {
                         : ds41_layer_prefill(ctx, layer, seq, &x, (int)n, 0, &x));
         TRY(ds41_ctx_synchronize(ctx));
         TRY(ds41_buffer_download(buffer, (uint64_t)(n - 1) * row_bytes, rows, row_bytes)); /* the next token */
-        printf("%2d tokens from position %2d: cache of %d bytes, last row", (int)n, (int)pos,
-               (int)ds41_seq_get_bytes(seq));
+        printf("%2d tokens from position %2d: cache of %llu bytes, last row", (int)n, (int)pos,
+               (unsigned long long)ds41_seq_get_bytes(seq));
         for (size_t i = 0; i < 4 && i < dim; ++i) {
             const uint32_t bits = (uint32_t)rows[i] << 16;
             float value;

@@ -119,6 +119,7 @@ Assembled token_by_group(const std::string &name, float missing, const Geometry 
 
 /// A token keeps blocks, so the column of its chunk's last group tells about the rest of that group's block too.
 Assembled candidates(const Geometry &geometry, const std::vector<Chunk> &chunks) {
+    if (geometry.block_size < 1) throw Undelivered{"absent", "candidates are not delivered: no candidate blocks"};
     Assembled result = token_by_group("candidates", 0.0f, geometry, chunks);
     const int64_t n_groups = geometry.n_groups(geometry.end());
     for (const Chunk &chunk : chunks) {

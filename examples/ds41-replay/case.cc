@@ -9,6 +9,8 @@
 #include <charconv>
 #include <cstring>
 #include <optional>
+#include <tuple>
+#include <utility>
 
 namespace replay {
 
@@ -22,22 +24,26 @@ const char *required(const Fixture &fixture, const char *key) {
     return text;
 }
 
-json parse(const Fixture &fixture, const char *key) {
+/// `read` of a metadata entry's JSON. What it finds of another type than it needs is told with the entry's name.
+template <typename Read> auto read_entry(const Fixture &fixture, const char *key, Read &&read) {
     try {
-        return json::parse(required(fixture, key));
+        return read(json::parse(required(fixture, key)));
     } catch (const json::exception &error) {
         throw CannotRun("metadata entry '" + std::string(key) + "': " + error.what());
     }
 }
 
-std::vector<Step> read_steps(const Fixture &fixture) {
-    if (!fixture.metadata("steps"))
-        throw CannotRun("the file has no steps: a table of single values or products is not replayed, since the public "
-                        "interface runs whole layers");
+int64_t integer(const json &entry, const char *key) {
+    const json &value = entry.at(key);
+    if (!value.is_number_integer() || (value.is_number_unsigned() && value.get<uint64_t>() > INT64_MAX))
+        throw CannotRun("metadata entry 'steps': " + std::string(key) + " is " + value.dump() + ", need an integer");
+    return value.get<int64_t>();
+}
+
+std::vector<Step> read_steps(const json &entries) {
     std::vector<Step> steps;
-    const json entries = parse(fixture, "steps");
     for (const json &entry : entries) {
-        const Step step{entry.at("start_pos").get<int64_t>(), entry.at("tokens").get<int64_t>()};
+        const Step step{integer(entry, "start_pos"), integer(entry, "tokens")};
         const std::string what = "step " + std::to_string(steps.size()) + " has " + std::to_string(step.n_tokens) +
                                  " tokens at position " + std::to_string(step.start_pos);
         if (step.start_pos < 0 || step.n_tokens < 1 || step.n_tokens > INT32_MAX)
@@ -50,10 +56,8 @@ std::vector<Step> read_steps(const Fixture &fixture) {
     return steps;
 }
 
-std::vector<Mode> read_modes(const Fixture &fixture) {
-    if (!fixture.metadata("modes")) return {{"", "default", false}};
+std::vector<Mode> read_modes(const json &entries) {
     std::vector<Mode> modes;
-    const json entries = parse(fixture, "modes");
     for (const auto &[prefix, value] : entries.items()) {
         const std::string name = value.get<std::string>();
         const bool plain = name == "expanded" || name == "bf16act";
@@ -77,7 +81,7 @@ std::optional<int32_t> take_number(std::string_view &text, std::string_view word
 
 ds41_layer_role role_of(const Case &replayed, int32_t layer) {
     ds41_layer_role role;
-    ds41_layer_role_init(&role);
+    ds41_layer_role_init(&role, sizeof(role));
     check(ds41_config_get_role(&replayed.config, layer, &role), "layer " + std::to_string(layer));
     return role;
 }
@@ -148,33 +152,41 @@ bool shares_index_keys(const Case &replayed, size_t step, int32_t layer) {
 }
 
 Case read_case(const Fixture &fixture) {
+    if (!fixture.metadata("steps"))
+        throw CannotRun("the file has no steps: a table of single values or products is not replayed, since the public "
+                        "interface runs whole layers");
     Case replayed{.name = fixture.metadata("case") ? fixture.metadata("case") : "?",
                   .config = {},
                   .tie = "stable",
-                  .steps = read_steps(fixture),
-                  .modes = read_modes(fixture),
+                  .steps = read_entry(fixture, "steps", read_steps),
+                  .modes = {{"", "default", false}},
                   .expected = {},
-                  .tolerance = Tolerance(fixture.metadata("tolerance") ? parse(fixture, "tolerance") : json::object()),
+                  .tolerance = Tolerance(json::object()),
                   .layers = {},
                   .q2_k = {},
                   .not_compared = {}};
-    ds41_config_init(&replayed.config);
+    if (fixture.metadata("modes")) replayed.modes = read_entry(fixture, "modes", read_modes);
+    if (fixture.metadata("tolerance"))
+        replayed.tolerance = read_entry(fixture, "tolerance", [](const json &entry) { return Tolerance(entry); });
+    ds41_config_init(&replayed.config, sizeof(replayed.config));
     const char *config = required(fixture, "config");
     check(ds41_config_parse(&replayed.config, config, std::strlen(config)), "metadata entry 'config'");
-    if (fixture.metadata("weights")) {
-        const json weights = parse(fixture, "weights");
-        const std::string format = weights.at("format").get<std::string>();
-        if (format != "fp8" && format != "q2_k") throw CannotRun("weights are " + format + ", need fp8 or q2_k");
-        if (format == "q2_k") replayed.q2_k = weights.at("tensors").get<std::set<std::string>>();
-    }
+    if (fixture.metadata("weights"))
+        replayed.q2_k = read_entry(fixture, "weights", [](const json &weights) {
+            const std::string format = weights.at("format").get<std::string>();
+            if (format != "fp8" && format != "q2_k") throw CannotRun("weights are " + format + ", need fp8 or q2_k");
+            return format == "q2_k" ? weights.at("tensors").get<std::set<std::string>>() : std::set<std::string>();
+        });
     sort_tensors(fixture, replayed);
     if (replayed.layers.empty()) throw CannotRun("no layer has both weights and inputs");
 
-    const json rules = fixture.metadata("rules") ? parse(fixture, "rules") : json::object();
-    replayed.tie = rules.value("tie", replayed.tie);
+    std::string index_k = "own";
+    if (fixture.metadata("rules"))
+        std::tie(replayed.tie, index_k) = read_entry(fixture, "rules", [](const json &rules) {
+            return std::pair<std::string, std::string>(rules.value("tie", "stable"), rules.value("index_k", "own"));
+        });
     if (replayed.tie != "stable" && replayed.tie != "torch_cpu")
         throw CannotRun("rules.tie is " + replayed.tie + ", need stable or torch_cpu");
-    const std::string index_k = rules.value("index_k", "own");
     if (index_k != "own" && any_shares_index_keys(replayed))
         throw CannotRun("rules.index_k is " + index_k +
                         ", need own: an index source of this library scores against its "

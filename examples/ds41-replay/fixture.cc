@@ -2,6 +2,7 @@
 // what the library borrows has to be: those tensors are copied here.
 #include "fixture.h"
 
+#include <algorithm>
 #include <cctype>
 #include <cstring>
 
@@ -45,8 +46,11 @@ std::vector<std::string> parts_of(const std::string &path) {
     if (std::stoi(number) < 1 || std::stoi(number) > n_parts)
         throw CannotRun("part " + number + " of " + count + " does not exist");
     std::vector<std::string> paths;
-    for (int k = 1; k <= n_parts; ++k)
-        paths.push_back(stem.substr(0, dot + 1) + std::to_string(k) + "of" + count + std::string(kSuffix));
+    for (int k = 1; k <= n_parts; ++k) {
+        std::string part = std::to_string(k);
+        if (number[0] == '0') part.insert(0, number.size() - std::min(number.size(), part.size()), '0'); // 02of10
+        paths.push_back(stem.substr(0, dot + 1) + part + "of" + count + std::string(kSuffix));
+    }
     return paths;
 }
 
@@ -55,7 +59,7 @@ Fixture::Fixture(const std::vector<std::string> &paths) {
         ds41_file *file = nullptr;
         check(ds41_file_load(&file, path.c_str()), paths.size() > 1 ? "part " + path : "opening the file");
         parts_.emplace_back(file);
-        for (const char *key : {"case", "config", "steps"}) {
+        for (const char *key : {"case", "config", "steps", "rules", "tolerance", "modes", "weights"}) {
             const char *first = metadata(key), *here = ds41_file_get_metadata(file, key);
             if ((first == nullptr) != (here == nullptr) || (first && std::strcmp(first, here) != 0))
                 throw CannotRun("metadata entry '" + std::string(key) + "' of " + path + " differs from that of " +

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <exception>
 #include <set>
+#include <stdexcept>
+#include <utility>
 
 namespace {
 
@@ -21,11 +23,12 @@ void run_file(const std::string &path, const Options &options, std::set<std::vec
         if (const char *value = fixture.metadata("case")) name = value;
         const Case replayed = read_case(fixture);
         size_t n_compared = 0;
+        bool first = true;
         for (size_t mode = 0; mode < replayed.modes.size(); ++mode) {
             if (replayed.expected[mode].empty()) continue;
             const ModeResult result = run_mode(fixture, replayed, mode, options.run);
             for (const Record &record : result.records) n_compared += record.result.n > 0;
-            report.add(path, replayed, mode, result);
+            report.add(path, replayed, mode, std::exchange(first, false), result);
         }
         if (n_compared == 0) throw CannotRun("the file holds no expected tensor that could be compared");
     } catch (const std::exception &error) {
@@ -51,6 +54,7 @@ int main(int argc, char **argv) {
         std::set<std::vector<std::string>> seen;
         for (const std::string &path : options.files) run_file(path, options, seen, report);
         report.finish();
+        if (std::fflush(stdout) != 0 || std::ferror(stdout)) throw std::runtime_error("the output cannot be written");
         return report.exit_status();
     } catch (const BadUsage &error) {
         std::fprintf(stderr, "ds41-replay: %s; see --help\n", error.what());

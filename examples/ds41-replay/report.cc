@@ -39,7 +39,7 @@ const char *to_text(Verdict verdict) {
     return verdict == Verdict::ok ? "ok" : verdict == Verdict::outside ? "outside" : "error";
 }
 
-void Report::add(const std::string &path, const Case &replayed, size_t mode, const ModeResult &result) {
+void Report::add(const std::string &path, const Case &replayed, size_t mode, bool first, const ModeResult &result) {
     const int64_t n_outside = count_outside(result);
     const Verdict verdict = n_outside ? Verdict::outside : Verdict::ok;
     overall_ = std::max(overall_, verdict);
@@ -47,7 +47,7 @@ void Report::add(const std::string &path, const Case &replayed, size_t mode, con
     n_tensors_ += static_cast<int64_t>(result.records.size());
     n_outside_ += n_outside;
     if (!options_.json) {
-        print(replayed, mode, result, verdict);
+        print(replayed, mode, first, result, verdict);
         return;
     }
     nlohmann::json records = nlohmann::json::array();
@@ -60,14 +60,14 @@ void Report::add(const std::string &path, const Case &replayed, size_t mode, con
                            {"chunk", options_.run.chunk},
                            {"records", std::move(records)},
                            {"verdict", to_text(verdict)}};
-    if (mode == 0) {
+    if (first) {
         file["not_compared"] = replayed.not_compared;
         file["n_refslot"] = replayed.n_refslot;
     }
     files_.push_back(std::move(file));
 }
 
-void Report::print(const Case &replayed, size_t mode, const ModeResult &result, Verdict verdict) const {
+void Report::print(const Case &replayed, size_t mode, bool first, const ModeResult &result, Verdict verdict) const {
     const std::string chunks =
         options_.run.chunk ? "prefill in chunks of " + std::to_string(options_.run.chunk) : "whole prefill";
     const std::string title = replayed.name + ", mode " + replayed.modes[mode].name + ", backend " + result.backend +
@@ -85,11 +85,11 @@ void Report::print(const Case &replayed, size_t mode, const ModeResult &result, 
     const auto n_empty =
         std::count_if(result.records.begin(), result.records.end(), [](const Record &r) { return r.result.n == 0; });
     if (n_empty) rest += "; " + std::to_string(n_empty) + " left out whole";
-    if (mode == 0 && !replayed.not_compared.empty()) {
+    if (first && !replayed.not_compared.empty()) {
         rest += "; not compared, since unknown:";
         for (const std::string &name : replayed.not_compared) rest += " " + name;
     }
-    if (mode == 0 && replayed.n_refslot)
+    if (first && replayed.n_refslot)
         rest += "; " + std::to_string(replayed.n_refslot) + " refslot tensors not compared";
     std::printf("%s: %s: %lld of %zu tensors outside%s\n\n", title.c_str(), to_text(verdict),
                 static_cast<long long>(count_outside(result)), result.records.size(), rest.c_str());

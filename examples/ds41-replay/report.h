@@ -19,8 +19,8 @@ class Report {
 public:
     explicit Report(const Options &options) : options_(options) {}
 
-    /// One arithmetic mode of a file. Expected tensors that are not compared are reported with the file's first mode.
-    void add(const std::string &path, const Case &replayed, size_t mode, const ModeResult &result);
+    /// One arithmetic mode of a file. Expected tensors that are not compared are reported with its `first`.
+    void add(const std::string &path, const Case &replayed, size_t mode, bool first, const ModeResult &result);
 
     /// A file that could not be run: the sentence goes to stderr as well. `name` may be empty.
     void add_error(const std::string &path, const std::string &name, const std::string &message);
@@ -30,7 +30,7 @@ public:
     int exit_status() const { return overall_ == Verdict::ok ? 0 : overall_ == Verdict::outside ? 1 : 2; }
 
 private:
-    void print(const Case &replayed, size_t mode, const ModeResult &result, Verdict verdict) const;
+    void print(const Case &replayed, size_t mode, bool first, const ModeResult &result, Verdict verdict) const;
 
     const Options &options_;
     Verdict overall_ = Verdict::ok;

@@ -67,7 +67,7 @@ Runner::Runner(const Fixture &fixture, const Case &replayed, size_t mode, const 
     : fixture_(fixture), case_(replayed), mode_(replayed.modes[mode]), expected_(replayed.expected[mode]),
       options_(options), topk_(options.topk.empty() ? replayed.tie : options.topk) {
     ds41_model_options model_options;
-    ds41_model_options_init(&model_options);
+    ds41_model_options_init(&model_options, sizeof(model_options));
     model_options.topk_rule = topk_ == "torch_cpu" ? DS41_TOPK_TORCH_CPU : DS41_TOPK_STABLE;
     if (!options.backend.empty()) model_options.backend = options.backend.c_str();
     ds41_model *model = nullptr;
@@ -103,7 +103,7 @@ ModeResult Runner::run() {
 /// A context of its own for each sequence: torch's rule depends on where the sequence's prefill ends.
 void Runner::begin_sequence(const Step &step) {
     ds41_ctx_options ctx_options;
-    ds41_ctx_options_init(&ctx_options);
+    ds41_ctx_options_init(&ctx_options, sizeof(ctx_options));
     if (topk_ == "torch_cpu") ctx_options.topk_end_pos = step.n_tokens;
     ds41_ctx *ctx = nullptr;
     check(ds41_ctx_create(&ctx, model_.get(), &ctx_options), "creating a context");
@@ -169,7 +169,7 @@ void Runner::run_layer(size_t index, int32_t layer, int64_t start_pos, int64_t n
 
 Geometry Runner::geometry_of(size_t step, int32_t layer) const {
     ds41_layer_role role;
-    ds41_layer_role_init(&role);
+    ds41_layer_role_init(&role, sizeof(role));
     check(ds41_config_get_role(&case_.config, layer, &role), "layer " + std::to_string(layer));
     return {case_.steps[step].start_pos,
             case_.steps[step].n_tokens,

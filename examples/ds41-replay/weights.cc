@@ -44,6 +44,8 @@ void join_scales(const Fixture &fixture, const std::string &name, ds41_tensor &t
     const std::string scale = name.substr(0, name.size() - std::string_view("weight").size()) + "scale";
     if (!name.ends_with(".weight") || !fixture.has(scale)) return;
     const ds41_tensor &scales = kept.emplace_back(fixture.load(scale)).view;
+    if (scales.dtype != DS41_DTYPE_UE8M0 || scales.n_dims != 2)
+        throw CannotRun(scale + " is no list of block scales, need F8_E8M0 with 2 dimensions");
     tensor.scales = scales.data;
     tensor.scale_shape[0] = scales.shape[0];
     tensor.scale_shape[1] = scales.shape[1];
@@ -54,7 +56,7 @@ void join_scales(const Fixture &fixture, const std::string &name, ds41_tensor &t
 void set_layer(ds41_model *model, const Fixture &fixture, const Case &replayed, int32_t layer, bool plain_activations,
                std::deque<Loaded> &kept) {
     ds41_layer_weights weights;
-    ds41_layer_weights_init(&weights);
+    ds41_layer_weights_init(&weights, sizeof(weights));
     weights.ownership = DS41_OWNERSHIP_BORROW;
     for (const Entry &entry : kEntries) {
         const std::string name = "layers." + std::to_string(layer) + ".attn." + entry.name;

@@ -10,10 +10,10 @@
  *              which argument was wrong, what came and what is accepted. Unless a comment says otherwise a failed call
  *              has changed nothing.
  * Structs      A struct that starts with `struct_size` is filled by its `_init` function, which comes before any member
- *              is set. Such structs grow at their end: a caller built against an older header is served with the
- *              defaults for what it does not know; a caller built against a newer one is served as long as what we do
- *              not know is zero, and refused with DS41_STATUS_UNSUPPORTED otherwise. What we fill, we zero there.
- *              Reserved members and unknown flags must be 0 (DS41_STATUS_INVALID_ARGUMENT).
+ *              is set and is told the caller's sizeof. Such structs grow at their end: a caller built against an older
+ *              header is served with the defaults for what it does not know; a caller built against a newer one is
+ *              served as long as what we do not know is zero, and refused with DS41_STATUS_UNSUPPORTED otherwise. What
+ *              we fill, we zero there. Reserved members and unknown flags must be 0 (DS41_STATUS_INVALID_ARGUMENT).
  * Ownership    Each pointer is one of: borrowed for the call; borrowed until the work is done; borrowed until destroy;
  *              copied. Strings that are returned are lent, for as long as the comment says.
  * Threads      A model is shared freely once its layers are set. Any other object is used by one thread at a time;
@@ -120,13 +120,14 @@ typedef enum ds41_log_level {
 } ds41_log_level;
 
 /**
- * Receives what a model has to say (which backend was chosen, what was converted). The library prints nothing itself.
+ * Receives what a model has to say (which backend was chosen). The library prints nothing itself.
  *
  * @param level    A ds41_log_level.
  * @param message  One line without a newline. Borrowed for the call.
  * @param user     The pointer given beside the function.
  *
- * Called on the thread of the call that caused the message. Must not call back into the library. Since 0.1.
+ * Called on the thread of the call that caused the message. Must not call back into the library,
+ * throw, or jump out. Since 0.1.
  */
 typedef void (*ds41_log_fn)(int32_t level, const char *message, void *user);
 
@@ -258,14 +259,21 @@ typedef struct ds41_layer_role {
     int32_t is_draft;            /**< 0 or 1: n_layers or beyond. */
 } ds41_layer_role;
 
-/** Set struct_size, no layers, no sources, -1 for the candidate source and 0 elsewhere. NULL is ignored. Since 0.1. */
-DS41_API void ds41_config_init(ds41_config *config);
+/**
+ * Set struct_size, no layers, no sources, -1 for the candidate source and 0 elsewhere.
+ *
+ * @param config       NULL is ignored.
+ * @param struct_size  sizeof(ds41_config), as the caller's header has it. All _init functions take it: they write no
+ *                     more than that, and what the library knows beyond has its default.
+ * Host only, any thread. Since 0.1.
+ */
+DS41_API void ds41_config_init(ds41_config *config, size_t struct_size);
 
 /** Set struct_size and the values of DeepSeek-V4.1-Flash (40 layers and 3 draft layers). NULL is ignored. Since 0.1. */
-DS41_API void ds41_config_flash(ds41_config *config);
+DS41_API void ds41_config_flash(ds41_config *config, size_t struct_size);
 
 /** Set struct_size and 0 elsewhere. NULL is ignored. Since 0.1. */
-DS41_API void ds41_layer_role_init(ds41_layer_role *role);
+DS41_API void ds41_layer_role_init(ds41_layer_role *role, size_t struct_size);
 
 /**
  * Read a configuration from JSON: the release's config.json (keys under `text_config`) or the flat names of the
@@ -419,7 +427,10 @@ typedef struct ds41_layer_weights {
     ds41_tensor indexer_weights_proj; /**< Projection [index_n_heads, dim]. */
 } ds41_layer_weights;
 
-/** What a deployment will take, in bytes, for this model on its backend. All sums are exact for page granularity. */
+/**
+ * What a deployment will take, in bytes, for this model on its backend: exactly the weights, cache pages and buffers
+ * that are allocated for it. Bookkeeping beside them (some bytes per token of a step and per page) is not counted.
+ */
 typedef struct ds41_memory {
     uint32_t struct_size;
     uint32_t reserved;
@@ -427,7 +438,7 @@ typedef struct ds41_memory {
     uint64_t window;     /**< Window rows of all sequences, every layer that is set. */
     uint64_t compressed; /**< Compressed rows of all sequences. */
     uint64_t index_keys; /**< Index keys of all sequences. */
-    uint64_t partial;    /**< Incomplete groups of all sequences. */
+    uint64_t group_state; /**< Incomplete groups of all sequences. */
     uint64_t workspace;  /**< One context, for steps of n_tokens tokens at that length. */
 } ds41_memory;
 
@@ -435,13 +446,13 @@ typedef struct ds41_memory {
 DS41_API const char *ds41_backend_get_name(int32_t index);
 
 /** Set struct_size and the defaults. NULL is ignored. Since 0.1. */
-DS41_API void ds41_model_options_init(ds41_model_options *options);
+DS41_API void ds41_model_options_init(ds41_model_options *options, size_t struct_size);
 
 /** Set struct_size and no tensors. NULL is ignored. Since 0.1. */
-DS41_API void ds41_layer_weights_init(ds41_layer_weights *weights);
+DS41_API void ds41_layer_weights_init(ds41_layer_weights *weights, size_t struct_size);
 
 /** Set struct_size and 0 elsewhere. NULL is ignored. Since 0.1. */
-DS41_API void ds41_memory_init(ds41_memory *memory);
+DS41_API void ds41_memory_init(ds41_memory *memory, size_t struct_size);
 
 /**
  * Create a model without weights.
@@ -451,6 +462,7 @@ DS41_API void ds41_memory_init(ds41_memory *memory);
  * @param options  Borrowed for the call; NULL for the defaults.
  * @retval DS41_STATUS_INVALID_CONFIG  As ds41_config_validate().
  * @retval DS41_STATUS_NO_BACKEND      The message lists the names that there are.
+ * @retval DS41_STATUS_INVALID_ARGUMENT  options->topk_rule is none.
  * @retval DS41_STATUS_UNSUPPORTED     The rule cannot be reproduced by this build.
  * Host only, any thread. Since 0.1.
  */
@@ -536,7 +548,7 @@ typedef struct ds41_ctx_options {
 } ds41_ctx_options;
 
 /** Set struct_size and the defaults. NULL is ignored. Since 0.1. */
-DS41_API void ds41_ctx_options_init(ds41_ctx_options *options);
+DS41_API void ds41_ctx_options_init(ds41_ctx_options *options, size_t struct_size);
 
 /**
  * Create a context. The model is immutable from here on.
@@ -675,7 +687,7 @@ DS41_API ds41_status ds41_decode_prep(ds41_ctx *ctx, const ds41_span *spans, int
  * @retval DS41_STATUS_INVALID_ARGUMENT, DS41_STATUS_INVALID_LAYER, DS41_STATUS_MISSING_WEIGHTS,
  *         DS41_STATUS_INVALID_DTYPE, DS41_STATUS_INVALID_SHAPE  As ds41_layer_prefill().
  *
- * Allocates nothing, unless a tap is set. Since 0.1.
+ * Allocates nothing, unless a tap is set (then DS41_STATUS_OUT_OF_MEMORY may come, with nothing changed). Since 0.1.
  */
 DS41_API ds41_status ds41_decode_body(ds41_ctx *ctx, int32_t layer, const ds41_tensor *x, const ds41_tensor *out);
 
@@ -728,7 +740,8 @@ typedef struct ds41_tap {
 
 /**
  * Receives intermediates during ds41_layer_prefill() or ds41_decode_body(), on the caller's thread, before the call
- * returns. Must not call back into the library with the same context or its sequences. Since 0.1.
+ * returns. Must not call back into the library with the same context or its sequences, throw, or jump
+ * out. Since 0.1.
  */
 typedef void (*ds41_tap_fn)(const ds41_tap *tap, void *user);
 

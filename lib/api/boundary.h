@@ -42,12 +42,15 @@ inline void check_argument(const void *argument, const char *name) {
     DS41_CHECK(argument != nullptr, DS41_STATUS_INVALID_ARGUMENT, "%s is NULL", name);
 }
 
-// Smaller than a struct has ever been means that _init was not called. No struct has grown yet.
+// Smaller than a struct has ever been (none has grown yet), or larger than one will ever be: _init was not called.
+constexpr std::size_t kMostUnknownBytes = 4096;
+
 template <typename T> void check_struct_size(const T *value, const char *name) {
     check_argument(value, name);
-    DS41_CHECK(value->struct_size >= sizeof(T), DS41_STATUS_INVALID_STRUCT,
-               "%s->struct_size is %u, need %zu or more (set by its _init function)", name, value->struct_size,
-               sizeof(T));
+    DS41_CHECK(value->struct_size >= sizeof(T) && value->struct_size <= sizeof(T) + kMostUnknownBytes,
+               DS41_STATUS_INVALID_STRUCT,
+               "%s->struct_size is %u, need a value in [%zu, %zu] (set by its _init function)", name,
+               value->struct_size, sizeof(T), sizeof(T) + kMostUnknownBytes);
 }
 
 // A caller's struct, perhaps of a newer version: what we do not know must be zero.
@@ -70,11 +73,13 @@ template <typename T> void write_struct(T *target, const char *name, const T &va
     std::memset(reinterpret_cast<unsigned char *>(target) + sizeof(T), 0, struct_size - sizeof(T));
 }
 
-// The body of an _init function.
-template <typename T> void init_struct(T *value) noexcept {
-    if (!value) return;
-    std::memset(static_cast<void *>(value), 0, sizeof(T));
-    value->struct_size = sizeof(T);
+// The body of an _init function: nothing beyond the caller's struct is written. False where it is too small for members
+// to be set; its struct_size then has it refused.
+template <typename T> bool init_struct(T *value, std::size_t struct_size) noexcept {
+    if (!value || struct_size < sizeof value->struct_size) return false;
+    std::memset(static_cast<void *>(value), 0, struct_size);
+    value->struct_size = static_cast<std::uint32_t>(std::min<std::size_t>(struct_size, UINT32_MAX));
+    return struct_size >= sizeof(T);
 }
 
 } // namespace ds41

@@ -1,3 +1,4 @@
+// Device memory for callers.
 #include "api/boundary.h"
 #include "api/handles.h"
 
@@ -20,10 +21,7 @@ ds41_status ds41_buffer_create(ds41_buffer **buffer, ds41_model *model, uint64_t
     return guarded(__func__, [&] {
         check_argument(buffer, "buffer");
         check_argument(model, "model");
-        // More than an object can have is asked of no allocator: some abort.
-        constexpr uint64_t kMost = PTRDIFF_MAX - 4096;
         DS41_CHECK(n_bytes >= 1, DS41_STATUS_INVALID_ARGUMENT, "n_bytes is 0, need 1 or more");
-        if (n_bytes > kMost) throw std::bad_alloc();
         Block block(model->impl->memory(), n_bytes);
         *buffer = new ds41_buffer{model->impl, std::move(block)};
     });

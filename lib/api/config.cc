@@ -1,19 +1,30 @@
+// Configurations: presets, parsing, roles.
 #include "model/config.h"
 
 #include "api/boundary.h"
 #include "checkpoint/config_json.h"
 #include "checkpoint/mapping.h"
 
+#include <string_view>
+
 using namespace ds41;
 
-void ds41_config_init(ds41_config *config) {
-    init_struct(config);
-    if (config) config->candidate_source_layer = -1;
+namespace {
+
+void read_json_into(ds41_config *config, std::string_view json) {
+    const ds41_config parsed = parse_config_json(json);
+    const Config checked(parsed);
+    write_struct(config, "config", parsed);
 }
 
-void ds41_config_flash(ds41_config *config) {
-    if (!config) return;
-    ds41_config_init(config);
+} // namespace
+
+void ds41_config_init(ds41_config *config, size_t struct_size) {
+    if (init_struct(config, struct_size)) config->candidate_source_layer = -1;
+}
+
+void ds41_config_flash(ds41_config *config, size_t struct_size) {
+    if (!init_struct(config, struct_size)) return;
     config->n_layers = 40;
     config->n_compress_ratios = 43;
     config->dim = 5120;
@@ -47,17 +58,15 @@ void ds41_config_flash(ds41_config *config) {
     std::copy(std::begin(kIndexSources), std::end(kIndexSources), config->index_source_layers);
 }
 
-void ds41_layer_role_init(ds41_layer_role *role) {
-    init_struct(role);
+void ds41_layer_role_init(ds41_layer_role *role, size_t struct_size) {
+    init_struct(role, struct_size);
 }
 
 ds41_status ds41_config_parse(ds41_config *config, const char *json, size_t n_bytes) {
     return guarded(__func__, [&] {
         check_struct_size(config, "config");
         check_argument(json, "json");
-        const ds41_config parsed = parse_config_json({json, n_bytes});
-        const Config checked(parsed);
-        write_struct(config, "config", parsed);
+        read_json_into(config, {json, n_bytes});
     });
 }
 
@@ -67,9 +76,7 @@ ds41_status ds41_config_load(ds41_config *config, const char *path) {
         check_argument(path, "path");
         const Mapping mapping(path);
         const auto bytes = mapping.bytes();
-        const ds41_config parsed = parse_config_json({reinterpret_cast<const char *>(bytes.data()), bytes.size()});
-        const Config checked(parsed);
-        write_struct(config, "config", parsed);
+        read_json_into(config, {reinterpret_cast<const char *>(bytes.data()), bytes.size()});
     });
 }
 
@@ -81,8 +88,7 @@ ds41_status ds41_config_get_role(const ds41_config *config, int32_t layer, ds41_
     return guarded(__func__, [&] {
         const Config checked(read_struct(config, "config"));
         check_struct_size(role, "role");
-        DS41_CHECK(layer >= 0 && layer < checked.n_layers_total(), DS41_STATUS_INVALID_LAYER,
-                   "layer is %d, need a value in [0, %d]", layer, checked.n_layers_total() - 1);
+        checked.check_layer(layer);
         const LayerRole &found = checked.role(layer);
         ds41_layer_role out{};
         out.ratio = found.ratio;

@@ -20,8 +20,8 @@ void check_seq(const ds41_ctx &ctx, const ds41_seq *seq, const char *name) {
 
 } // namespace
 
-void ds41_ctx_options_init(ds41_ctx_options *options) {
-    init_struct(options);
+void ds41_ctx_options_init(ds41_ctx_options *options, size_t struct_size) {
+    init_struct(options, struct_size);
 }
 
 ds41_status ds41_ctx_create(ds41_ctx **ctx, ds41_model *model, const ds41_ctx_options *options) {
@@ -29,7 +29,7 @@ ds41_status ds41_ctx_create(ds41_ctx **ctx, ds41_model *model, const ds41_ctx_op
         check_argument(ctx, "ctx");
         check_argument(model, "model");
         ds41_ctx_options defaults;
-        ds41_ctx_options_init(&defaults);
+        ds41_ctx_options_init(&defaults, sizeof(defaults));
         auto *const created = new ds41_ctx{Context(model->impl, options ? read_struct(options, "options") : defaults)};
         model->impl->seal();
         *ctx = created;

@@ -1,3 +1,4 @@
+// Safetensors files.
 #include "api/boundary.h"
 #include "api/handles.h"
 

@@ -1,3 +1,4 @@
+// Models, their options and weights, backends, memory estimates.
 #include "model/model.h"
 
 #include "api/boundary.h"
@@ -10,21 +11,21 @@ const char *ds41_backend_get_name(int32_t index) {
     return backend ? backend->name : nullptr;
 }
 
-void ds41_model_options_init(ds41_model_options *options) {
-    init_struct(options);
+void ds41_model_options_init(ds41_model_options *options, size_t struct_size) {
+    init_struct(options, struct_size);
 }
-void ds41_layer_weights_init(ds41_layer_weights *weights) {
-    init_struct(weights);
+void ds41_layer_weights_init(ds41_layer_weights *weights, size_t struct_size) {
+    init_struct(weights, struct_size);
 }
-void ds41_memory_init(ds41_memory *memory) {
-    init_struct(memory);
+void ds41_memory_init(ds41_memory *memory, size_t struct_size) {
+    init_struct(memory, struct_size);
 }
 
 ds41_status ds41_model_create(ds41_model **model, const ds41_config *config, const ds41_model_options *options) {
     return guarded(__func__, [&] {
         check_argument(model, "model");
         ds41_model_options defaults;
-        ds41_model_options_init(&defaults);
+        ds41_model_options_init(&defaults, sizeof(defaults));
         const ds41_model_options &chosen = options ? read_struct(options, "options") : defaults;
         auto impl = std::make_shared<Model>(read_struct(config, "config"), chosen);
         *model = new ds41_model{std::move(impl)};
@@ -80,7 +81,7 @@ ds41_status ds41_model_estimate_memory(const ds41_model *model, int64_t n_seqs, 
         out.window = one.window * times;
         out.compressed = one.compressed * times;
         out.index_keys = one.index_keys * times;
-        out.partial = one.group_state * times;
+        out.group_state = one.group_state * times;
         out.workspace = context_bytes_for(impl, n_tokens, n_positions);
         write_struct(memory, "memory", out);
     });

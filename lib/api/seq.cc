@@ -1,3 +1,4 @@
+// Sequences.
 #include "sequence/sequence.h"
 
 #include "api/boundary.h"
@@ -36,7 +37,7 @@ ds41_status ds41_seq_get_position(const ds41_seq *seq, int32_t layer, int64_t *p
         const Sequence &impl = *seq->impl;
         const int n_layers = impl.model().config().n_layers_total();
         if (layer != DS41_ALL_LAYERS) {
-            impl.model().check_layer(layer);
+            impl.model().config().check_layer(layer);
             *position = impl.layer(layer).position;
             return;
         }

@@ -1,3 +1,4 @@
+// Tensor views and dtype names.
 #include "model/tensor.h"
 
 #include "api/boundary.h"

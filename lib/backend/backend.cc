@@ -1,5 +1,7 @@
+// The table of backends, and the choice by name.
 #include "backend/backend.h"
 
+#include "backend/reference/rank.h"
 #include "backend/reference/stages.h"
 #include "error.h"
 
@@ -20,7 +22,7 @@ std::unique_ptr<Stages> create_reference_stages() {
 }
 
 constexpr Backend kBackends[] = {
-    {"reference", always, host_memory, create_reference_stages, false, false},
+    {"reference", always, host_memory, create_reference_stages, reference::has_torch_cpu_ranking, false, false},
 };
 
 } // namespace

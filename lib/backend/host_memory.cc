@@ -1,5 +1,7 @@
+// The host's memory as a backend's.
 #include "backend/memory.h"
 
+#include <cstdint>
 #include <cstring>
 #include <new>
 
@@ -10,6 +12,8 @@ namespace {
 class HostMemory final : public Memory {
 public:
     void *allocate(std::size_t n_bytes) const override {
+        // Rounding up to the alignment wraps around in some allocators.
+        if (n_bytes > PTRDIFF_MAX - kAlignment) throw std::bad_alloc();
         void *data = ::operator new (n_bytes, std::align_val_t{kAlignment});
 #ifndef NDEBUG
         std::memset(data, 0xff, n_bytes);

@@ -119,14 +119,14 @@ struct StageSizes {
     std::int64_t n_tile_tokens = 0;
     std::int64_t n_groups = 0; // most that any token of the step may see or rank
     std::int32_t n_group_slots = 0;
-    ds41_topk_rule rule = DS41_TOPK_STABLE;
+    std::int64_t n_window_rows = 0; // most that any token attends to
 };
 
 class Stages {
 public:
     virtual ~Stages() = default;
 
-    // Make room for stages within `sizes`. Throws std::bad_alloc and then leaves things usable as they were.
+    // Make room for stages within `sizes`. On failure things stay usable as they were.
     virtual void prepare(const Config &config, const StageSizes &sizes) = 0;
     // Bytes that prepare() has taken, and would take.
     virtual std::size_t n_bytes() const noexcept = 0;
@@ -148,7 +148,7 @@ public:
     virtual void commit_window(const LayerView &layer, const std::uint8_t *window_new) = 0;
 };
 
-// Groups complete at the end of position pos - 1, that is among the first `n_positions` tokens.
+// Groups complete among the first `n_positions` tokens.
 inline std::int64_t groups_among(std::int64_t n_positions, int ratio) {
     return n_positions / ratio;
 }

@@ -239,7 +239,8 @@ public:
 
     void operator()(float ds41_config::*member) const {
         const double real = number("a number").real;
-        DS41_CHECK(std::fabs(real) <= static_cast<double>(FLT_MAX), DS41_STATUS_INVALID_CONFIG,
+        const bool vanishes = real != 0.0 && static_cast<float>(real) == 0.0f;
+        DS41_CHECK(std::fabs(real) <= static_cast<double>(FLT_MAX) && !vanishes, DS41_STATUS_INVALID_CONFIG,
                    "%s is %g, need a number that a float holds", name_, real);
         config_.*member = static_cast<float>(real);
     }
@@ -313,7 +314,7 @@ ds41_config parse_config_json(std::string_view json) {
     read_json(json, "the configuration", kMaxDepth, reader);
 
     ds41_config config;
-    ds41_config_init(&config);
+    ds41_config_init(&config, sizeof(config));
     config.max_seq_len = kDefaultMaxSeqLen;
     for (size_t i = 0; i < kNKeys; ++i) {
         const Key &key = kKeys[i];

@@ -1,3 +1,5 @@
+// Checks of a call against the step in flight, and the step's installation: everything that can fail comes before
+// anything that the caller could see.
 #include "forward/context.h"
 
 #include "error.h"
@@ -17,6 +19,7 @@ void check_activations(const char *name, const ds41_tensor &t, std::int64_t n_to
     check_tensor_shape(t, shape, 2, "%s", name);
     check_tensor_data(t, 0, "%s", name);
     check_tensor_alignment(t, "%s", name);
+    DS41_CHECK(t.scales == nullptr, DS41_STATUS_INVALID_ARGUMENT, "%s has scales, need NULL for dtype BF16", name);
 }
 
 void check_io(const ds41_tensor &x, const ds41_tensor &out, std::int64_t n_tokens, int dim) {
@@ -33,13 +36,14 @@ void check_io(const ds41_tensor &x, const ds41_tensor &out, std::int64_t n_token
 } // namespace
 
 Context::Context(std::shared_ptr<const Model> model, const ds41_ctx_options &options)
-    : model_(std::move(model)), stages_(model_->backend().create_stages()), topk_end_pos_(options.topk_end_pos) {
+    : model_(std::move(model)), stages_(model_->backend().create_stages()),
+      rank_end_(model_->topk_rule() == DS41_TOPK_TORCH_CPU ? options.topk_end_pos : 0) {
     DS41_CHECK(options.reserved == 0, DS41_STATUS_INVALID_ARGUMENT, "options.reserved is %u, need 0", options.reserved);
     DS41_CHECK(options.stream == nullptr || model_->backend().has_streams, DS41_STATUS_INVALID_ARGUMENT,
                "options.stream is set, need NULL: backend %s has no streams", model_->backend().name);
-    DS41_CHECK(topk_end_pos_ >= 0 && topk_end_pos_ <= model_->config().max_seq_len, DS41_STATUS_INVALID_ARGUMENT,
-               "options.topk_end_pos is %lld, need a value in [0, %lld] (max_seq_len)",
-               static_cast<long long>(topk_end_pos_), static_cast<long long>(model_->config().max_seq_len));
+    DS41_CHECK(options.topk_end_pos >= 0 && options.topk_end_pos <= model_->config().max_seq_len,
+               DS41_STATUS_INVALID_ARGUMENT, "options.topk_end_pos is %lld, need a value in [0, %lld] (max_seq_len)",
+               static_cast<long long>(options.topk_end_pos), static_cast<long long>(model_->config().max_seq_len));
 }
 
 void Context::install(Step &&step, Workspace &&grown) noexcept {
@@ -76,7 +80,7 @@ void Context::prefill(int layer, const std::shared_ptr<Sequence> &seq, const ds4
     }
     std::vector<Span> spans;
     spans.push_back({seq, start_pos, n_tokens});
-    Step step = Step::plan(*model_, Step::Kind::kPrefill, std::move(spans), topk_end_pos_);
+    Step step = Step::plan(*model_, Step::Kind::kPrefill, std::move(spans), rank_end_);
     step.check_positions(layer);
     step.check_order(config, layer);
     Workspace grown = workspace_.grown_for(config, model_->memory(), step.sizes);
@@ -90,17 +94,18 @@ void Context::prep(std::vector<Span> spans) {
     const auto stands_at = [&](const Span &span, int layer) {
         return model_->has_layer(layer) && span.seq->layer(layer).position == span.start_pos;
     };
+    bool has_weights = false;
+    for (int layer = 0; layer < config.n_layers_total(); ++layer) has_weights = has_weights || model_->has_layer(layer);
+    DS41_CHECK(has_weights, DS41_STATUS_MISSING_WEIGHTS,
+               "the model has no layer with weights: ds41_model_set_layer was not called");
     for (std::size_t s = 0; s < step.spans.size(); ++s) {
         const Span &span = step.spans[s];
-        bool has_weights = false, stands = false;
+        bool stands = false;
         std::int64_t furthest = 0;
         for (int layer = 0; layer < config.n_layers_total(); ++layer) {
-            has_weights = has_weights || model_->has_layer(layer);
             stands = stands || stands_at(span, layer);
             furthest = std::max(furthest, span.seq->layer(layer).position);
         }
-        DS41_CHECK(has_weights, DS41_STATUS_MISSING_WEIGHTS,
-                   "the model has no layer with weights: ds41_model_set_layer was not called");
         DS41_CHECK(stands, DS41_STATUS_INVALID_POSITION,
                    "spans[%zu].start_pos is %lld, need %lld, the tokens that the sequence has seen", s,
                    static_cast<long long>(span.start_pos), static_cast<long long>(furthest));
@@ -128,7 +133,7 @@ void Context::body(int layer, const ds41_tensor &x, const ds41_tensor &out) {
 }
 
 bool Context::capturable(int layer) const {
-    model_->check_layer(layer);
+    model_->config().check_layer(layer);
     const bool host_selection =
         model_->topk_rule() == DS41_TOPK_TORCH_CPU && model_->config().role(layer).is_index_source;
     return model_->backend().has_graphs && !host_selection && !tap_.wanted();

@@ -36,7 +36,7 @@ private:
     Workspace workspace_;
     Step step_;
     Tap tap_;
-    std::int64_t topk_end_pos_;
+    std::int64_t rank_end_; // torch rule: where prefills are said to end; 0: at the end of each
 };
 
 // Bytes of a fresh context after a step of n_tokens tokens that ends at end_pos.

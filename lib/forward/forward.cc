@@ -1,3 +1,4 @@
+// The order of the stages, over tiles of tokens.
 #include "forward/forward.h"
 
 #include <algorithm>

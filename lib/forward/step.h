@@ -34,7 +34,8 @@ struct Step {
     int selection_of = -1;   // index source whose groups are in the workspace
     bool has_blocks = false; // the candidate source has run
 
-    // Lay out tokens and bookkeeping for `spans`; no claim is taken. Throws std::bad_alloc.
+    // Lay out tokens and bookkeeping for `spans`; no claim is taken. Throws INVALID_ARGUMENT for too many tokens, or
+    // std::bad_alloc.
     static Step plan(const Model &model, Kind kind, std::vector<Span> spans, std::int64_t rank_end);
 
     void claim() noexcept;
@@ -51,7 +52,8 @@ struct Step {
     void complete(const Config &config, int layer) noexcept;
 };
 
-// Throws INVALID_POSITION for a span that starts below 0 or ends beyond max_seq_len; `place` names it in the message.
+// Throws INVALID_ARGUMENT for a span without tokens, INVALID_POSITION for one that starts below 0 or ends beyond
+// max_seq_len; `place` stands before the argument in the message.
 void check_span_range(const Config &config, const char *place, std::int64_t start_pos, std::int32_t n_tokens);
 
 } // namespace ds41

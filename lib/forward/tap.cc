@@ -1,3 +1,4 @@
+// Where each intermediate is picked up, in the terms of the header's table.
 #include "forward/tap.h"
 
 #include "error.h"
@@ -56,7 +57,10 @@ TapRun::TapRun(const Tap &tap, const Model &model, const Step &step, int layer)
     }
     plan_device_side(model);
     const std::size_t slots = static_cast<std::size_t>(std::max(step.sizes.n_group_slots, step.sizes.n_block_slots));
-    staging_ = Block(host_memory(), std::max(window_row_bytes(config.head_dim), slots * sizeof(std::int32_t)));
+    // Whatever is fetched row by row: a window row is wider than a compressed one, an index key may be wider than both.
+    staging_ =
+        Block(host_memory(), std::max({window_row_bytes(config.head_dim), index_key_row_bytes(config.index_head_dim),
+                                       slots * sizeof(std::int32_t)}));
 }
 
 void TapRun::plan(SpanValues &span, TapName name, ds41_dtype dtype, std::initializer_list<std::int64_t> shape) {

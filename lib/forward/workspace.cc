@@ -1,3 +1,4 @@
+// Sizes of a step, and the buffers that follow from them.
 #include "forward/workspace.h"
 
 #include "numeric/rows.h"
@@ -5,6 +6,15 @@
 #include <algorithm>
 
 namespace ds41 {
+
+namespace {
+
+// Sizes that follow the context grow in steps, so that not every token of a short sequence moves its buffers.
+std::int64_t in_steps_of(std::int64_t step, std::int64_t n) {
+    return (n + step - 1) / step * step;
+}
+
+} // namespace
 
 StepSizes plan_step(const Model &model, std::int64_t n_tokens, std::int64_t end_pos, std::int64_t rank_end) {
     const Config &c = model.config();
@@ -16,12 +26,16 @@ StepSizes plan_step(const Model &model, std::int64_t n_tokens, std::int64_t end_
     StepSizes sizes;
     sizes.n_tokens = static_cast<std::int32_t>(n_tokens);
     sizes.n_tile = static_cast<std::int32_t>(std::min<std::int64_t>(n_tokens, kTileTokens));
-    sizes.n_group_slots = static_cast<std::int32_t>(std::min<std::int64_t>(c.index_topk, n_groups));
+    sizes.n_group_slots = static_cast<std::int32_t>(std::min<std::int64_t>(c.index_topk, in_steps_of(64, n_groups)));
     if (c.candidate_source_layer >= 0) {
         const std::int64_t n_blocks = (n_groups + c.candidate_block_size - 1) / c.candidate_block_size;
-        sizes.n_block_slots = static_cast<std::int32_t>(std::min<std::int64_t>(c.candidate_topk_blocks, n_blocks));
+        sizes.n_block_slots =
+            static_cast<std::int32_t>(std::min<std::int64_t>(c.candidate_topk_blocks, in_steps_of(64, n_blocks)));
     }
-    sizes.stages = {sizes.n_tile, n_groups, sizes.n_group_slots, model.topk_rule()};
+    sizes.stages.n_tile_tokens = sizes.n_tile;
+    sizes.stages.n_groups = in_steps_of(1024, n_groups);
+    sizes.stages.n_group_slots = sizes.n_group_slots;
+    sizes.stages.n_window_rows = std::min<std::int64_t>(c.window_size, in_steps_of(64, end_pos));
     return sizes;
 }
 

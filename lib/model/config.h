@@ -35,6 +35,8 @@ public:
     explicit Config(const ds41_config &raw);
 
     int n_layers_total() const { return n_compress_ratios; }
+    // Throws INVALID_LAYER.
+    void check_layer(int layer) const;
     const LayerRole &role(int layer) const { return roles_[static_cast<std::size_t>(layer)]; }
 
     std::int64_t q_width() const { return std::int64_t{n_heads} * head_dim; }

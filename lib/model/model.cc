@@ -1,6 +1,6 @@
+// A model's construction, its layers, and the moment from which it does not change.
 #include "model/model.h"
 
-#include "backend/reference/rank.h"
 #include "error.h"
 
 #include <cstdio>
@@ -9,11 +9,11 @@ namespace ds41 {
 
 namespace {
 
-ds41_topk_rule checked_rule(int rule) {
+ds41_topk_rule checked_rule(int rule, const Backend &backend) {
     DS41_CHECK(rule == DS41_TOPK_STABLE || rule == DS41_TOPK_TORCH_CPU, DS41_STATUS_INVALID_ARGUMENT,
                "options.topk_rule is %d, need DS41_TOPK_STABLE or DS41_TOPK_TORCH_CPU", rule);
     DS41_CHECK(
-        rule == DS41_TOPK_STABLE || reference::has_torch_cpu_ranking(), DS41_STATUS_UNSUPPORTED,
+        rule == DS41_TOPK_STABLE || backend.has_torch_topk(), DS41_STATUS_UNSUPPORTED,
         "options.topk_rule is DS41_TOPK_TORCH_CPU, which needs a build with libstdc++, the library that torch uses");
     return static_cast<ds41_topk_rule>(rule);
 }
@@ -21,7 +21,7 @@ ds41_topk_rule checked_rule(int rule) {
 } // namespace
 
 Model::Model(const ds41_config &config, const ds41_model_options &options)
-    : config_(config), backend_(choose_backend(options.backend)), topk_rule_(checked_rule(options.topk_rule)),
+    : config_(config), backend_(choose_backend(options.backend)), topk_rule_(checked_rule(options.topk_rule, backend_)),
       rope_plain_(RopeTable::plain(config.rope_head_dim, config.rope_theta)),
       rope_compressed_(RopeTable::yarn(config.rope_head_dim, config.compress_rope_theta, config.original_seq_len,
                                        config.rope_factor, config.beta_fast, config.beta_slow)),
@@ -32,20 +32,15 @@ Model::Model(const ds41_config &config, const ds41_model_options &options)
     log(DS41_LOG_INFO, message);
 }
 
-void Model::check_layer(int layer) const {
-    DS41_CHECK(layer >= 0 && layer < config_.n_layers_total(), DS41_STATUS_INVALID_LAYER,
-               "layer is %d, need a value in [0, %d]", layer, config_.n_layers_total() - 1);
-}
-
 const LayerWeights &Model::weights(int layer) const {
-    check_layer(layer);
+    config_.check_layer(layer);
     DS41_CHECK(has_layer(layer), DS41_STATUS_MISSING_WEIGHTS,
                "layer %d has no weights: ds41_model_set_layer was not called for it", layer);
     return *this->layer(layer);
 }
 
 void Model::set_layer(int layer, const ds41_layer_weights &weights) {
-    check_layer(layer);
+    config_.check_layer(layer);
     DS41_CHECK(!sealed_.load(std::memory_order_relaxed), DS41_STATUS_WRONG_ORDER,
                "layer %d cannot be set: the model is immutable since a context or sequence was created on it", layer);
     layers_[static_cast<std::size_t>(layer)] =

@@ -27,8 +27,7 @@ public:
     const LayerWeights *layer(int layer) const { return layers_[static_cast<std::size_t>(layer)].get(); }
     bool has_layer(int layer) const { return layers_[static_cast<std::size_t>(layer)] != nullptr; }
 
-    // Throws INVALID_LAYER, and MISSING_WEIGHTS where weights are needed.
-    void check_layer(int layer) const;
+    // Throws INVALID_LAYER or MISSING_WEIGHTS.
     const LayerWeights &weights(int layer) const;
 
     void set_layer(int layer, const ds41_layer_weights &weights);

@@ -1,3 +1,4 @@
+// Sizes and checks of tensor views, and their sentences.
 #include "model/tensor.h"
 
 #include "error.h"
@@ -109,5 +110,7 @@ void check_tensor_alignment(const ds41_tensor &t, const char *place, ...) {
                 "%s has data %zu bytes off, need an address that is a multiple of %zu (%s)", name, off, alignment,
                 ds41_dtype_name(t.dtype));
 }
+
+#undef DS41_FORMAT_PLACE
 
 } // namespace ds41

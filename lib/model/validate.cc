@@ -2,7 +2,7 @@
 // say nothing about what is fast.
 #include "error.h"
 #include "model/config.h"
-#include "numeric/bits.h"
+#include "numeric/rows.h"
 
 namespace ds41 {
 
@@ -45,7 +45,7 @@ void validate_sizes(const ds41_config &c) {
     check_range("dim", c.dim, 1, kMaxWidth);
     check_range("n_heads", c.n_heads, 1, kMaxWidth);
     check_range("head_dim", c.head_dim, 1, kMaxWidth);
-    check_multiple("head_dim", c.head_dim, 32); // the quantiser blocks of window and compressed rows
+    check_multiple("head_dim", c.head_dim, kWindowBlock); // which compressed rows divide too
     check_range("rope_head_dim", c.rope_head_dim, 2, c.head_dim);
     check_multiple("rope_head_dim", c.rope_head_dim, 2);
     check_range("q_lora_rank", c.q_lora_rank, 1, kMaxWidth);
@@ -59,34 +59,32 @@ void validate_sizes(const ds41_config &c) {
 
     check_positive("norm_eps", c.norm_eps);
     check_positive("rope_theta", c.rope_theta);
-    DS41_CHECK(c.reserved == 0, DS41_STATUS_INVALID_CONFIG, "config.reserved is %d, need 0", c.reserved);
+    DS41_CHECK(c.reserved == 0, DS41_STATUS_INVALID_ARGUMENT, "config.reserved is %d, need 0", c.reserved);
     check_range("max_seq_len", c.max_seq_len, 1, kMaxCount);
 
-    // What only compressed layers use may be left at zero by a model that has none.
+    // What only compressed layers use may be left at zero by a model that has none, but not at nonsense.
     bool compressed = false;
     for (int layer = 0; layer < c.n_compress_ratios; ++layer) compressed = compressed || c.compress_ratios[layer] != 0;
+    const int least = compressed ? 1 : 0, least_blocks = c.candidate_source_layer >= 0 ? 1 : 0;
+    check_range("index_n_heads", c.index_n_heads, least, kMaxWidth);
+    check_range("index_head_dim", c.index_head_dim, least, kMaxWidth);
+    check_multiple("index_head_dim", c.index_head_dim, kIndexKeyBlock);
+    check_product("index_n_heads", c.index_n_heads, "index_head_dim", c.index_head_dim);
+    check_range("index_topk", c.index_topk, least, kMaxCount);
+    check_range("candidate_topk_blocks", c.candidate_topk_blocks, least_blocks, kMaxCount);
+    check_range("candidate_block_size", c.candidate_block_size, least_blocks, kMaxCount);
+    check_range("original_seq_len", c.original_seq_len, 0, kMaxCount);
     if (!compressed) return;
-    check_range("index_n_heads", c.index_n_heads, 1, kMaxWidth);
-    check_range("index_head_dim", c.index_head_dim, 1, kMaxWidth);
-    check_multiple("index_head_dim", c.index_head_dim, 32); // the quantiser block of index keys
     DS41_CHECK(c.rope_head_dim <= c.index_head_dim, DS41_STATUS_INVALID_CONFIG,
                "config.rope_head_dim is %d, need at most index_head_dim, %d", c.rope_head_dim, c.index_head_dim);
-    check_product("index_n_heads", c.index_n_heads, "index_head_dim", c.index_head_dim);
-    check_range("index_topk", c.index_topk, 1, kMaxCount);
-    if (c.candidate_source_layer >= 0) {
-        check_range("candidate_topk_blocks", c.candidate_topk_blocks, 1, kMaxCount);
-        check_range("candidate_block_size", c.candidate_block_size, 1, kMaxCount);
-    }
     check_positive("compress_rope_theta", c.compress_rope_theta);
-    check_range("original_seq_len", c.original_seq_len, 0, kMaxCount);
-    if (c.original_seq_len > 0) {
-        check_positive("rope_factor", c.rope_factor);
-        check_positive("beta_fast", c.beta_fast);
-        check_positive("beta_slow", c.beta_slow);
-        // The correction range divides by log(theta).
-        DS41_CHECK(c.compress_rope_theta != 1.0f, DS41_STATUS_INVALID_CONFIG,
-                   "config.compress_rope_theta is 1, need another value with YaRN");
-    }
+    if (c.original_seq_len == 0) return;
+    check_positive("rope_factor", c.rope_factor);
+    check_positive("beta_fast", c.beta_fast);
+    check_positive("beta_slow", c.beta_slow);
+    // The correction range divides by log(theta).
+    DS41_CHECK(c.compress_rope_theta != 1.0f, DS41_STATUS_INVALID_CONFIG,
+               "config.compress_rope_theta is 1, need another value with YaRN");
 }
 
 } // namespace ds41

@@ -1,3 +1,4 @@
+// Takes over a layer's weights: which tensors the role needs, in which formats and shapes, copied or borrowed.
 #include "model/weights.h"
 
 #include "error.h"
@@ -103,13 +104,14 @@ private:
     }
 
     const std::uint8_t *fp8_scales(const char *name, const ds41_tensor &t, std::int64_t rows, std::int64_t cols) {
-        DS41_CHECK(cols % 32 == 0, DS41_STATUS_INVALID_SHAPE,
+        DS41_CHECK(cols % kFp8WeightBlock == 0, DS41_STATUS_INVALID_SHAPE,
                    "weights.%s of layer %d has %lld columns, FP8_E4M3 needs a multiple of 32", name, layer_,
                    static_cast<long long>(cols));
         DS41_CHECK(t.scales != nullptr, DS41_STATUS_INVALID_ARGUMENT,
                    "weights.%s of layer %d has scales NULL, FP8_E4M3 needs one UE8M0 byte per 32 x 32 block", name,
                    layer_);
-        const std::int64_t scale_rows = (rows + 31) / 32, scale_cols = cols / 32;
+        const std::int64_t scale_rows = (rows + kFp8WeightBlock - 1) / kFp8WeightBlock,
+                           scale_cols = cols / kFp8WeightBlock;
         DS41_CHECK(t.scale_shape[0] == scale_rows && t.scale_shape[1] == scale_cols, DS41_STATUS_INVALID_SHAPE,
                    "weights.%s of layer %d has scale_shape [%lld, %lld], need [%lld, %lld] (one per 32 x 32 block)",
                    name, layer_, static_cast<long long>(t.scale_shape[0]), static_cast<long long>(t.scale_shape[1]),
@@ -164,7 +166,7 @@ std::size_t weight_row_bytes(ds41_dtype dtype, std::int64_t cols) {
     default:
         break;
     }
-    assert(!"not a weight dtype");
+    assert(false && "not a weight dtype");
     return 0;
 }
 

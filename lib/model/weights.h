@@ -3,6 +3,7 @@
 
 #include "backend/memory.h"
 #include "model/config.h"
+#include "numeric/fp8_linear.h"
 
 #include <array>
 
@@ -20,7 +21,7 @@ struct Matrix {
     ds41_dtype dtype = DS41_DTYPE_NONE;
     bool quantise_activations = false; // FP8_E4M3 and Q2_K
 
-    std::int64_t scale_cols() const { return cols / 32; }
+    std::int64_t scale_cols() const { return cols / kFp8WeightBlock; }
 };
 
 // Bytes of `cols` values of a row in a weight's dtype.

@@ -9,6 +9,7 @@
 namespace ds41 {
 
 constexpr int kFp8WeightBlock = 32; // rows and columns that share one weight scale
+static_assert(kFp8WeightBlock == kWindowBlock, "activations are quantised in blocks of as many columns");
 
 // n is a multiple of 32: n codes, n / 32 scales.
 inline void quantise_fp8_activations(const Bf16 *x, int n, std::uint8_t *codes, float *scales) {

@@ -1,3 +1,4 @@
+// The shapes of a sequence's memory by layer role, and its growth.
 #include "sequence/sequence.h"
 
 #include "numeric/rows.h"

@@ -104,7 +104,7 @@ MEMBER(ds41_memory, weights, 8, 8)
 MEMBER(ds41_memory, window, 16, 8)
 MEMBER(ds41_memory, compressed, 24, 8)
 MEMBER(ds41_memory, index_keys, 32, 8)
-MEMBER(ds41_memory, partial, 40, 8)
+MEMBER(ds41_memory, group_state, 40, 8)
 MEMBER(ds41_memory, workspace, 48, 8)
 
 SIZE(ds41_ctx_options, 24)

@@ -170,7 +170,7 @@ TEST_CASE("reading a configuration and a file") {
                                        "12345678"));
     const int64_t live = live_allocations();
     ds41_config config;
-    ds41_config_init(&config);
+    ds41_config_init(&config, sizeof(config));
     ds41_config before = config;
     const auto unchanged = [&] { CHECK(std::memcmp(&config, &before, sizeof(config)) == 0); };
     CHECK(survive(
@@ -200,7 +200,7 @@ TEST_CASE("text that is refused does not leak") {
     const std::string json = to_json(small_config());
     for (size_t n = 0; n < json.size(); n += 7) {
         ds41_config config;
-        ds41_config_init(&config);
+        ds41_config_init(&config, sizeof(config));
         ds41_status status;
         {
             const AllocationScope scope;
@@ -236,7 +236,7 @@ TEST_CASE("a whole life, every allocation refused once") {
                   }) > 0);
         }
         ds41_memory memory;
-        ds41_memory_init(&memory);
+        ds41_memory_init(&memory, sizeof(memory));
         survive("ds41_model_estimate_memory", [&] { return ds41_model_estimate_memory(created, 1, kEnd, 1, &memory); });
 
         ds41_buffer *buffer = nullptr;

@@ -82,7 +82,7 @@ void check_config_refused(const ConfigFault &fault, const ds41_config &base = sm
     ds41_model_destroy(model);
 
     ds41_layer_role role;
-    ds41_layer_role_init(&role);
+    ds41_layer_role_init(&role, sizeof(role));
     role.ratio = 77;
     check_refused(ds41_config_get_role(&config, 0, &role), {DS41_STATUS_INVALID_CONFIG}, "ds41_config_get_role",
                   fault.words);
@@ -178,9 +178,33 @@ TEST_CASE("lengths and reserved members out of range are refused") {
         CAPTURE(value);
         ds41_config config = small_config();
         config.reserved = value;
-        check_refused(ds41_config_validate(&config), {DS41_STATUS_INVALID_CONFIG, DS41_STATUS_UNSUPPORTED},
-                      "ds41_config_validate", {"reserved", std::to_string(value)});
+        check_refused(ds41_config_validate(&config), {DS41_STATUS_INVALID_ARGUMENT}, "ds41_config_validate",
+                      {"reserved", std::to_string(value)});
     }
+}
+
+TEST_CASE("a model of windows alone may leave the index members at 0, but not at nonsense") {
+    ds41_config windows = small_config();
+    set_ratios(windows, {0, 0});
+    set_sources(windows, {}, {}, -1);
+    for (const SizeMember &member : kSizes) {
+        const bool of_index =
+            std::strncmp(member.name, "index_", 6) == 0 || std::strncmp(member.name, "candidate_", 10) == 0;
+        if (!of_index) continue;
+        ds41_config config = windows;
+        config.*member.member = 0;
+        CAPTURE(member.name);
+        must(ds41_config_validate(&config));
+        for (const int32_t value : {-1, -8, INT32_MIN})
+            check_config_refused({std::string(member.name) + " " + std::to_string(value),
+                                  {member.name, std::to_string(value)},
+                                  [&](ds41_config &c) { c.*member.member = value; }},
+                                 windows);
+    }
+    check_config_refused({"product of index heads",
+                          {"index_n_heads", "index_head_dim"},
+                          [](ds41_config &c) { c.index_n_heads = c.index_head_dim = 1 << 20; }},
+                         windows);
 }
 
 TEST_CASE("counts of layers and lists out of range are refused") {
@@ -201,7 +225,7 @@ TEST_CASE("counts of layers and lists out of range are refused") {
     refuse("candidate_source_layer", &C::candidate_source_layer, {-2, 8, INT32_MAX, INT32_MIN});
     check_config_refused({"n_layers 0", {"n_layers|compress_ratios"}, [](ds41_config &c) { c.n_layers = 0; }});
     check_config_refused(
-        {"no layers at all", {"n_layers|n_compress_ratios"}, [](ds41_config &c) { ds41_config_init(&c); }});
+        {"no layers at all", {"n_layers|n_compress_ratios"}, [](ds41_config &c) { ds41_config_init(&c, sizeof(c)); }});
 }
 
 TEST_CASE("lists that contradict each other are refused") {

@@ -9,7 +9,7 @@ namespace {
 
 ds41_layer_role role_of(const ds41_config &config, int32_t layer) {
     ds41_layer_role role;
-    ds41_layer_role_init(&role);
+    ds41_layer_role_init(&role, sizeof(role));
     must(ds41_config_get_role(&config, layer, &role));
     return role;
 }
@@ -27,7 +27,7 @@ void check_same_role(const ds41_layer_role &got, const ds41_layer_role &expected
 
 ds41_config parse(const std::string &json) {
     ds41_config config;
-    ds41_config_init(&config);
+    ds41_config_init(&config, sizeof(config));
     must(ds41_config_parse(&config, json.data(), json.size()));
     return config;
 }
@@ -40,7 +40,7 @@ bool same(const ds41_config &a, const ds41_config &b) {
 void check_parse_refused(const std::string &json, ds41_status status, const std::vector<std::string> &words) {
     CAPTURE(json.substr(0, 200));
     ds41_config config;
-    ds41_config_init(&config);
+    ds41_config_init(&config, sizeof(config));
     config.dim = 77;
     const ds41_config before = config;
     check_refused(ds41_config_parse(&config, json.data(), json.size()), {status}, "ds41_config_parse", words);
@@ -88,7 +88,7 @@ const char *const kRelease = R"({
 
 TEST_CASE("flash is DeepSeek-V4.1-Flash") {
     ds41_config config;
-    ds41_config_flash(&config);
+    ds41_config_flash(&config, sizeof(config));
     must(ds41_config_validate(&config));
     CHECK(config.struct_size == sizeof(config));
     CHECK(config.n_layers == 40);
@@ -120,7 +120,7 @@ TEST_CASE("flash is DeepSeek-V4.1-Flash") {
 
 TEST_CASE("the roles are what the lists say") {
     ds41_config flash;
-    ds41_config_flash(&flash);
+    ds41_config_flash(&flash, sizeof(flash));
     for (const ds41_config &config : {flash, small_config(), wide_config(), chained_config()}) {
         for (int32_t layer = 0; layer < config.n_compress_ratios; layer++) {
             CAPTURE(layer);
@@ -128,7 +128,7 @@ TEST_CASE("the roles are what the lists say") {
         }
         for (const int32_t layer : {-1, config.n_compress_ratios, INT32_MAX, INT32_MIN}) {
             ds41_layer_role role;
-            ds41_layer_role_init(&role);
+            ds41_layer_role_init(&role, sizeof(role));
             role.ratio = 77;
             check_refused(
                 ds41_config_get_role(&config, layer, &role), {DS41_STATUS_INVALID_LAYER}, "ds41_config_get_role",
@@ -154,12 +154,12 @@ TEST_CASE("a configuration survives the way through JSON") {
     const std::string json = to_json(config);
     const TempFile file(json);
     ds41_config loaded;
-    ds41_config_init(&loaded);
+    ds41_config_init(&loaded, sizeof(loaded));
     must(ds41_config_load(&loaded, file.path()));
     CHECK(same(loaded, config));
     // No terminating NUL is needed: what follows the text is not read.
     const std::string longer = json + "garbage";
-    ds41_config_init(&loaded);
+    ds41_config_init(&loaded, sizeof(loaded));
     must(ds41_config_parse(&loaded, longer.data(), json.size()));
     CHECK(same(loaded, config));
 }
@@ -228,7 +228,7 @@ TEST_CASE("numbers and lists that do not fit the struct are refused, not cut") {
     const auto refuse = [](const std::string &text, const char *key) {
         CAPTURE(text.substr(0, 100));
         ds41_config config;
-        ds41_config_init(&config);
+        ds41_config_init(&config, sizeof(config));
         check_refused(ds41_config_parse(&config, text.data(), text.size()),
                       {DS41_STATUS_INVALID_FILE, DS41_STATUS_INVALID_CONFIG}, "ds41_config_parse", {key});
     };

@@ -29,7 +29,7 @@ void refuse(const std::string &contents, const std::vector<std::string> &words) 
 
 TEST_CASE("paths that lead to no file") {
     ds41_config config;
-    ds41_config_init(&config);
+    ds41_config_init(&config, sizeof(config));
     config.dim = 77;
     const ds41_config before = config;
     for (const char *path : {"/nonexistent/file", "", ".", "/", "/dev/null/x"}) {
@@ -185,7 +185,7 @@ TEST_CASE("a model takes its weights from a file, aligned or not") {
             TestModel model = empty_model(config);
             for (int32_t layer = 0; layer < config.n_compress_ratios; layer++) {
                 ds41_layer_weights weights;
-                ds41_layer_weights_init(&weights);
+                ds41_layer_weights_init(&weights, sizeof(weights));
                 for (const TensorSpec &spec : tensor_specs(config, layer)) {
                     if (!spec.present) continue;
                     const std::string name = name_in_file(layer, spec) + ".weight";

@@ -43,12 +43,12 @@ int main(void) {
     expect(strcmp(ds41_version(), version) == 0, "ds41_version() differs from the header");
     expect(ds41_last_error()[0] == '\0', "an error before any call failed");
 
-    ds41_config_flash(&config);
-    ds41_layer_role_init(&role);
+    ds41_config_flash(&config, sizeof(config));
+    ds41_layer_role_init(&role, sizeof(role));
     expect(ds41_config_get_role(&config, 20, &role) == DS41_STATUS_OK, "role of layer 20");
     expect(role.ratio == 1 && role.is_candidate_source == 1, "layer 20 is the candidate source");
 
-    ds41_model_options_init(&options);
+    ds41_model_options_init(&options, sizeof(options));
     options.backend = "reference";
     options.log = count_log;
     options.log_user = &n_messages;

@@ -16,13 +16,13 @@ constexpr uint64_t kMiB = uint64_t(1) << 20;
 
 ds41_memory estimate(const ds41_model *model, int64_t n_seqs, int64_t n_positions, int64_t n_tokens) {
     ds41_memory memory;
-    ds41_memory_init(&memory);
+    ds41_memory_init(&memory, sizeof(memory));
     must(ds41_model_estimate_memory(model, n_seqs, n_positions, n_tokens, &memory));
     return memory;
 }
 
 uint64_t of_sequences(const ds41_memory &memory) {
-    return memory.window + memory.compressed + memory.index_keys + memory.partial;
+    return memory.window + memory.compressed + memory.index_keys + memory.group_state;
 }
 
 uint64_t resident_bytes() {
@@ -54,11 +54,11 @@ private:
 // The release with weights that are all zero and all in the same place.
 TestModel flash_model(const Zeros &zeros) {
     ds41_config config;
-    ds41_config_flash(&config);
+    ds41_config_flash(&config, sizeof(config));
     TestModel model = empty_model(config);
     for (int32_t layer = 0; layer < config.n_compress_ratios; layer++) {
         ds41_layer_weights weights;
-        ds41_layer_weights_init(&weights);
+        ds41_layer_weights_init(&weights, sizeof(weights));
         weights.ownership = DS41_OWNERSHIP_BORROW;
         for (const TensorSpec &spec : tensor_specs(config, layer)) {
             if (!spec.present) continue;
@@ -115,7 +115,7 @@ TEST_CASE("the estimate is what sequences then hold") {
             CHECK(three.window == 3 * memory.window);
             CHECK(three.compressed == 3 * memory.compressed);
             CHECK(three.index_keys == 3 * memory.index_keys);
-            CHECK(three.partial == 3 * memory.partial);
+            CHECK(three.group_state == 3 * memory.group_state);
             CHECK(three.weights == memory.weights);
             CHECK(of_sequences(estimate(model.get(), 0, n, 1)) == 0);
         }
@@ -148,8 +148,8 @@ TEST_CASE("the estimate is what sequences then hold") {
     CHECK(million.index_keys <= rows * 68 + 4 * kMiB);
     CHECK(million.window >= 43 * 128 * 528);
     CHECK(million.window < 8 * kMiB);
-    CHECK(million.partial >= 3 * 2 * 512 * 4); // one waiting token of a ratio-2 group, products and gates
-    CHECK(million.partial < 1 * kMiB);
+    CHECK(million.group_state >= 3 * 2 * 512 * 4); // one waiting token of a ratio-2 group, products and gates
+    CHECK(million.group_state < 1 * kMiB);
     CHECK(million.workspace < 256 * kMiB);
     CHECK(estimate(flash.get(), 1, 100, 1).workspace < 32 * kMiB);
     CHECK(estimate(flash.get(), 1, 1048576, 512).workspace < 1024 * kMiB);
@@ -239,7 +239,7 @@ TEST_CASE("an estimate of nonsense is refused") {
     };
     for (const Row &row : rows) {
         ds41_memory memory;
-        ds41_memory_init(&memory);
+        ds41_memory_init(&memory, sizeof(memory));
         memory.window = 77;
         check_refused(ds41_model_estimate_memory(model.get(), row.n_seqs, row.n_positions, row.n_tokens, &memory),
                       {DS41_STATUS_INVALID_ARGUMENT}, "ds41_model_estimate_memory",

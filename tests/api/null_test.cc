@@ -40,9 +40,9 @@ std::vector<NullCall> null_calls() {
     static ds41_config config_out;
     static ds41_layer_role role;
     static ds41_memory memory;
-    ds41_config_init(&config_out);
-    ds41_layer_role_init(&role);
-    ds41_memory_init(&memory);
+    ds41_config_init(&config_out, sizeof(config_out));
+    ds41_layer_role_init(&role, sizeof(role));
+    ds41_memory_init(&memory, sizeof(memory));
     tensor = view(&n_bytes, DS41_DTYPE_F32, {2});
     return {
         {"ds41_tensor_get_bytes", "tensor", [](Scene &) { return ds41_tensor_get_bytes(nullptr, &n_bytes); }},
@@ -215,13 +215,13 @@ TEST_CASE("NULL where an object is needed is refused by name, in the middle of a
 TEST_CASE("initialisers and destroyers ignore NULL") {
     const int64_t shape[1] = {3};
     ds41_tensor_init(nullptr, nullptr, DS41_DTYPE_F32, 1, shape);
-    ds41_config_init(nullptr);
-    ds41_config_flash(nullptr);
-    ds41_layer_role_init(nullptr);
-    ds41_model_options_init(nullptr);
-    ds41_layer_weights_init(nullptr);
-    ds41_memory_init(nullptr);
-    ds41_ctx_options_init(nullptr);
+    ds41_config_init(nullptr, 64);
+    ds41_config_flash(nullptr, 64);
+    ds41_layer_role_init(nullptr, 64);
+    ds41_model_options_init(nullptr, 64);
+    ds41_layer_weights_init(nullptr, 64);
+    ds41_memory_init(nullptr, 64);
+    ds41_ctx_options_init(nullptr, 64);
     ds41_file_destroy(nullptr);
     ds41_model_destroy(nullptr);
     ds41_buffer_destroy(nullptr);

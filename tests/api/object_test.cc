@@ -43,7 +43,7 @@ std::vector<ObjectType> object_types(const TestModel &model, const char *file_pa
          },
          [&model](void *object) {
              ds41_config config;
-             ds41_config_init(&config);
+             ds41_config_init(&config, sizeof(config));
              must(ds41_model_get_config(static_cast<ds41_model *>(object), &config));
              CHECK(std::memcmp(&config, &model.config, sizeof(config)) == 0);
          },
@@ -230,13 +230,13 @@ TEST_CASE("options are checked") {
     ds41_ctx_options options;
     ds41_ctx *ctx = nullptr;
     if (std::string(ds41_model_get_backend(model.get())) == "reference") {
-        ds41_ctx_options_init(&options);
+        ds41_ctx_options_init(&options, sizeof(options));
         options.stream = &place;
         check_refused(ds41_ctx_create(&ctx, model.get(), &options), {DS41_STATUS_INVALID_ARGUMENT}, "ds41_ctx_create",
                       {"stream"});
     }
     for (const int64_t end : {int64_t(-1), int64_t(161), INT64_MAX, INT64_MIN}) {
-        ds41_ctx_options_init(&options);
+        ds41_ctx_options_init(&options, sizeof(options));
         options.topk_end_pos = end;
         check_refused(ds41_ctx_create(&ctx, model.get(), &options), {DS41_STATUS_INVALID_ARGUMENT}, "ds41_ctx_create",
                       {"topk_end_pos", std::to_string(end), "160"});
@@ -247,14 +247,14 @@ TEST_CASE("options are checked") {
     ds41_model *created = nullptr;
     ds41_model_options model_options;
     for (const int32_t rule : {-1, 2, INT32_MAX}) {
-        ds41_model_options_init(&model_options);
+        ds41_model_options_init(&model_options, sizeof(model_options));
         model_options.topk_rule = rule;
         check_refused(ds41_model_create(&created, &config, &model_options), {DS41_STATUS_INVALID_ARGUMENT},
                       "ds41_model_create", {"topk_rule", std::to_string(rule)});
     }
     for (const char *name : {"", "nonesuch", "REFERENCE", "reference "}) {
         CAPTURE(std::string(name));
-        ds41_model_options_init(&model_options);
+        ds41_model_options_init(&model_options, sizeof(model_options));
         model_options.backend = name;
         check_refused(ds41_model_create(&created, &config, &model_options), {DS41_STATUS_NO_BACKEND},
                       "ds41_model_create", {"backend", "reference"});
@@ -289,7 +289,7 @@ TEST_CASE("the log function gets whole lines and the caller's pointer") {
         bool well_formed = true;
     } lines;
     ds41_model_options options;
-    ds41_model_options_init(&options);
+    ds41_model_options_init(&options, sizeof(options));
     options.log = [](int32_t level, const char *message, void *user) {
         Lines &into_lines = *static_cast<Lines *>(user);
         into_lines.all.push_back(message);

@@ -237,7 +237,7 @@ TEST_CASE("contexts on several threads share a model") {
 TEST_CASE("torch's rule: chunks that know the prompt's end give the bits of the whole") {
     const ds41_config config = small_config();
     ds41_model_options options;
-    ds41_model_options_init(&options);
+    ds41_model_options_init(&options, sizeof(options));
     options.topk_rule = DS41_TOPK_TORCH_CPU;
     ds41_model *created = nullptr;
     const ds41_status status = ds41_model_create(&created, &config, &options);
@@ -249,7 +249,7 @@ TEST_CASE("torch's rule: chunks that know the prompt's end give the bits of the 
     for (const int32_t size : {1, 3, 8, 20}) {
         CAPTURE(size);
         ds41_ctx_options ctx_options;
-        ds41_ctx_options_init(&ctx_options);
+        ds41_ctx_options_init(&ctx_options, sizeof(ctx_options));
         ctx_options.topk_end_pos = kTokens;
         ds41_ctx *ctx_created = nullptr;
         must(ds41_ctx_create(&ctx_created, model.get(), &ctx_options));

@@ -31,18 +31,18 @@ std::vector<StructCall> struct_calls() {
     static LayerStorage layer = random_layer(config, 0, Format::bf16, kSeed);
     static TestModel frozen = random_model(config); // contexts go here, layers there
     const auto fill_config = [](void *m) { *as<ds41_config>(m) = config; };
-    const auto init_config = [](void *m) { ds41_config_init(as<ds41_config>(m)); };
+    const auto init_config = [](void *m) { ds41_config_init(as<ds41_config>(m), sizeof(ds41_config)); };
     return {
         {"ds41_config_validate", "config", false, sizeof(ds41_config), fill_config,
          [](void *m) { return ds41_config_validate(as<ds41_config>(m)); }},
         {"ds41_config_get_role", "config", false, sizeof(ds41_config), fill_config,
          [](void *m) {
              ds41_layer_role role;
-             ds41_layer_role_init(&role);
+             ds41_layer_role_init(&role, sizeof(role));
              return ds41_config_get_role(as<ds41_config>(m), 0, &role);
          }},
         {"ds41_config_get_role", "role", true, sizeof(ds41_layer_role),
-         [](void *m) { ds41_layer_role_init(as<ds41_layer_role>(m)); },
+         [](void *m) { ds41_layer_role_init(as<ds41_layer_role>(m), sizeof(ds41_layer_role)); },
          [](void *m) { return ds41_config_get_role(&config, 0, as<ds41_layer_role>(m)); }},
         {"ds41_config_parse", "config", true, sizeof(ds41_config), init_config,
          [](void *m) { return ds41_config_parse(as<ds41_config>(m), json.data(), json.size()); }},
@@ -57,7 +57,7 @@ std::vector<StructCall> struct_calls() {
              return status;
          }},
         {"ds41_model_create", "options", false, sizeof(ds41_model_options),
-         [](void *m) { ds41_model_options_init(as<ds41_model_options>(m)); },
+         [](void *m) { ds41_model_options_init(as<ds41_model_options>(m), sizeof(ds41_model_options)); },
          [](void *m) {
              ds41_model *created = nullptr;
              const ds41_status status = ds41_model_create(&created, &config, as<ds41_model_options>(m));
@@ -71,10 +71,10 @@ std::vector<StructCall> struct_calls() {
         {"ds41_model_get_config", "config", true, sizeof(ds41_config), init_config,
          [](void *m) { return ds41_model_get_config(model.get(), as<ds41_config>(m)); }},
         {"ds41_model_estimate_memory", "memory", true, sizeof(ds41_memory),
-         [](void *m) { ds41_memory_init(as<ds41_memory>(m)); },
+         [](void *m) { ds41_memory_init(as<ds41_memory>(m), sizeof(ds41_memory)); },
          [](void *m) { return ds41_model_estimate_memory(model.get(), 1, 10, 1, as<ds41_memory>(m)); }},
         {"ds41_ctx_create", "options", false, sizeof(ds41_ctx_options),
-         [](void *m) { ds41_ctx_options_init(as<ds41_ctx_options>(m)); },
+         [](void *m) { ds41_ctx_options_init(as<ds41_ctx_options>(m), sizeof(ds41_ctx_options)); },
          [](void *m) {
              ds41_ctx *created = nullptr;
              const ds41_status status = ds41_ctx_create(&created, frozen.get(), as<ds41_ctx_options>(m));
@@ -159,10 +159,40 @@ TEST_CASE("a struct of a newer caller is served as long as its tail is zero, or 
     }
 }
 
+TEST_CASE("a size that no struct will ever have is taken for what it is: a struct without _init") {
+    for (const StructCall &call : struct_calls()) {
+        for (const size_t size : {call.known_bytes + 4097, size_t(0xA5A5A5A5), size_t(UINT32_MAX)}) {
+            CAPTURE(std::string(call.function));
+            CAPTURE(size);
+            Tailed given(call);
+            given.set_size(size);
+            const std::vector<uint64_t> before = given.memory;
+            check_refused(call.call(given.bytes()), {DS41_STATUS_INVALID_STRUCT}, call.function,
+                          {call.argument, "struct_size", std::to_string(size)});
+            CHECK(given.memory == before);
+        }
+    }
+}
+
+TEST_CASE("_init functions write what they are told and no more") {
+    alignas(8) unsigned char memory[sizeof(ds41_config) + 64];
+    for (const size_t size :
+         {size_t(0), size_t(3), size_t(4), size_t(40), sizeof(ds41_config), sizeof(ds41_config) + 64}) {
+        std::memset(memory, 0xA5, sizeof(memory));
+        ds41_config_flash(reinterpret_cast<ds41_config *>(memory), size);
+        CAPTURE(size);
+        for (size_t i = size < 4 ? 0 : size; i < sizeof(memory); ++i) REQUIRE(memory[i] == 0xA5);
+        uint32_t struct_size = 0;
+        std::memcpy(&struct_size, memory, 4);
+        if (size >= 4) CHECK(struct_size == size);
+        if (size >= sizeof(ds41_config)) must(ds41_config_validate(reinterpret_cast<const ds41_config *>(memory)));
+    }
+}
+
 TEST_CASE("_init functions fill the whole struct") {
     ds41_config config;
     std::memset(&config, 0xA5, sizeof(config));
-    ds41_config_init(&config);
+    ds41_config_init(&config, sizeof(config));
     CHECK(config.struct_size == sizeof(config));
     CHECK(config.candidate_source_layer == -1);
     config.candidate_source_layer = 0;
@@ -170,13 +200,13 @@ TEST_CASE("_init functions fill the whole struct") {
 
     ds41_layer_role role;
     std::memset(&role, 0xA5, sizeof(role));
-    ds41_layer_role_init(&role);
+    ds41_layer_role_init(&role, sizeof(role));
     CHECK(role.struct_size == sizeof(role));
     CHECK(is_zero_but(role, 0, 4));
 
     ds41_model_options options;
     std::memset(&options, 0xA5, sizeof(options));
-    ds41_model_options_init(&options);
+    ds41_model_options_init(&options, sizeof(options));
     CHECK(options.struct_size == sizeof(options));
     CHECK(options.topk_rule == DS41_TOPK_STABLE);
     CHECK(is_zero_but(options, 0, 16)); // backend may name "auto"
@@ -184,20 +214,20 @@ TEST_CASE("_init functions fill the whole struct") {
 
     ds41_layer_weights weights;
     std::memset(&weights, 0xA5, sizeof(weights));
-    ds41_layer_weights_init(&weights);
+    ds41_layer_weights_init(&weights, sizeof(weights));
     CHECK(weights.struct_size == sizeof(weights));
     CHECK(weights.ownership == DS41_OWNERSHIP_COPY);
     CHECK(is_zero_but(weights, 0, 4));
 
     ds41_memory memory;
     std::memset(&memory, 0xA5, sizeof(memory));
-    ds41_memory_init(&memory);
+    ds41_memory_init(&memory, sizeof(memory));
     CHECK(memory.struct_size == sizeof(memory));
     CHECK(is_zero_but(memory, 0, 4));
 
     ds41_ctx_options ctx_options;
     std::memset(&ctx_options, 0xA5, sizeof(ctx_options));
-    ds41_ctx_options_init(&ctx_options);
+    ds41_ctx_options_init(&ctx_options, sizeof(ctx_options));
     CHECK(ctx_options.struct_size == sizeof(ctx_options));
     CHECK(is_zero_but(ctx_options, 0, 4));
 }
@@ -205,7 +235,7 @@ TEST_CASE("_init functions fill the whole struct") {
 TEST_CASE("reserved members of option structs must be 0") {
     const TestModel model = random_model(small_config());
     ds41_ctx_options options;
-    ds41_ctx_options_init(&options);
+    ds41_ctx_options_init(&options, sizeof(options));
     options.reserved = 1;
     ds41_ctx *ctx = nullptr;
     check_refused(ds41_ctx_create(&ctx, model.get(), &options), {DS41_STATUS_UNSUPPORTED, DS41_STATUS_INVALID_ARGUMENT},

@@ -48,7 +48,7 @@ const char *name_of(Format format) {
 
 ds41_config small_config() {
     ds41_config config;
-    ds41_config_init(&config);
+    ds41_config_init(&config, sizeof(config));
     config.n_layers = 7;
     config.n_compress_ratios = 8;
     config.n_kv_source_layers = 3;
@@ -253,7 +253,7 @@ static ds41_tensor random_projection(LayerStorage &storage, const TensorSpec &sp
 
 LayerStorage random_layer(const ds41_config &config, int32_t layer, Format format, uint64_t seed) {
     LayerStorage storage;
-    ds41_layer_weights_init(&storage.weights);
+    ds41_layer_weights_init(&storage.weights, sizeof(storage.weights));
     uint64_t key = mix(seed, static_cast<uint64_t>(layer));
     for (const TensorSpec &spec : tensor_specs(config, layer)) {
         key = mix(key, 1);
@@ -278,7 +278,7 @@ LayerStorage random_layer(const ds41_config &config, int32_t layer, Format forma
 
 TestModel empty_model(const ds41_config &config, int32_t topk_rule) {
     ds41_model_options options;
-    ds41_model_options_init(&options);
+    ds41_model_options_init(&options, sizeof(options));
     options.topk_rule = topk_rule;
     ds41_model *model = nullptr;
     must(ds41_model_create(&model, &config, &options));

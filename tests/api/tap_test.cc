@@ -207,6 +207,18 @@ TEST_CASE("a tap delivers what the table says, for every layer and span") {
     CHECK(got.well_formed);
 }
 
+TEST_CASE("a tap of index rows that are far wider than window rows") {
+    ds41_config config = small_config();
+    config.index_head_dim = 32 * config.head_dim;
+    const TestModel model = random_model(config);
+    const Ctx ctx = new_ctx(model.get());
+    const Seq seq = new_seq(model.get());
+    Deliveries got;
+    must(ds41_ctx_set_tap(ctx.get(), nullptr, 0, collect, &got));
+    prefill(model, ctx.get(), seq.get(), {1}, 0, 9, nullptr);
+    for (int32_t layer = 0; layer < config.n_compress_ratios; layer++) check_span(config, got, layer, 0, 0, 9);
+}
+
 TEST_CASE("outputs are the same bits with a tap") {
     for (const Format format : {Format::bf16, Format::fp8}) {
         const TestModel model = random_model(format);

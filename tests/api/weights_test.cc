@@ -297,7 +297,7 @@ TEST_CASE("a model is immutable once it has had a context or a sequence, and onl
         must(ds41_buffer_create(&buffer, model.get(), 64));
         ds41_ctx *refused = nullptr;
         ds41_ctx_options options;
-        ds41_ctx_options_init(&options);
+        ds41_ctx_options_init(&options, sizeof(options));
         options.topk_end_pos = -1;
         CHECK(ds41_ctx_create(&refused, model.get(), &options) == kArgument);
         CHECK(refused == nullptr);

@@ -11,7 +11,7 @@ int main(void) {
         return 1;
     }
     ds41_config config;
-    ds41_config_flash(&config);
+    ds41_config_flash(&config, sizeof(config));
     ds41_model *model = NULL;
     if (ds41_model_create(&model, &config, NULL) != DS41_STATUS_OK) {
         fprintf(stderr, "%s\n", ds41_last_error());

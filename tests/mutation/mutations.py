@@ -82,9 +82,9 @@ MUTATIONS = [
     ("nibbles swapped", "numeric/rows.h", "codes[i / 2] = static_cast<std::uint8_t>(low | (high << 4));",
      "codes[i / 2] = static_cast<std::uint8_t>(high | (low << 4));"),
     ("q8 halves to even", "numeric/q8.h", "std::round(to_f32(block[i]) / d)", "std::nearbyint(to_f32(block[i]) / d)"),
-    ("fp8 weight scales by row of the group", R + "linear.cc",
-     "            const std::uint8_t *scales = w.scales + row / kFp8WeightBlock * w.scale_cols();",
-     "            const std::uint8_t *scales = w.scales + i / kFp8WeightBlock * w.scale_cols();"),
+    ("fp8 scales of wo_a counted from the group's first row", R + "linear.cc",
+     "    const std::uint8_t *scales = w.scales + row / kFp8WeightBlock * w.scale_cols();\n    for",
+     "    const std::uint8_t *scales = w.scales + row % (w.rows / 2) / kFp8WeightBlock * w.scale_cols();\n    for"),
 
     # Compression and selection.
     ("softmax of the group over the wrong gate", R + "compress.cc", "float *gate = kv + std::int64_t{ratio} * c.head_dim;",

@@ -60,7 +60,7 @@ std::vector<std::uint8_t> Cache::bytes() const {
 
 ds41_config make_config(const Geometry &g, int ratio, int topk, int n_blocks, int block_size) {
     ds41_config c;
-    ds41_config_init(&c);
+    ds41_config_init(&c, sizeof(c));
     c.n_layers = c.n_compress_ratios = 4;
     for (int layer = 1; layer < 4; ++layer) c.compress_ratios[layer] = ratio;
     if (ratio > 0) {
@@ -133,14 +133,14 @@ const float *TestLayer::hold(const std::vector<float> &values) {
     return floats_.back().data();
 }
 
-std::unique_ptr<Stages> TestLayer::create_stages(const Spans &spans, ds41_topk_rule rule) const {
+std::unique_ptr<Stages> TestLayer::create_stages(const Spans &spans) const {
     StageSizes sizes;
     sizes.n_tile_tokens = token_count(spans);
     if (role.ratio > 0)
         for (const SpanSpec &span : spans)
             sizes.n_groups = std::max(sizes.n_groups, groups_among(span.end_pos(), role.ratio));
     sizes.n_group_slots = static_cast<std::int32_t>(std::min<std::int64_t>(config.index_topk, sizes.n_groups));
-    sizes.rule = rule;
+    sizes.n_window_rows = config.window_size;
     auto stages = backend.create_stages();
     stages->prepare(config, sizes);
     return stages;

@@ -151,7 +151,7 @@ struct TestLayer {
     const Memory &memory() const { return backend.memory(); }
     Matrix hold(const TestMatrix &matrix);
     const float *hold(const std::vector<float> &values);
-    std::unique_ptr<Stages> create_stages(const Spans &spans, ds41_topk_rule rule = DS41_TOPK_STABLE) const;
+    std::unique_ptr<Stages> create_stages(const Spans &spans) const;
     int ratio() const { return role.ratio; }
 
     const Backend &backend;

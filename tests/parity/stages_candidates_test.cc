@@ -19,7 +19,7 @@ Indices kept_blocks(const Backend &backend, const std::vector<double> &scores, i
     const Spans spans = {{static_cast<std::int64_t>(scores.size()) - 1, 1}};
     Queries queries = crafted_queries(layer, spans);
     set_scores(queries, 0, scores);
-    const Selection actual = select(layer, *layer.create_stages(spans, rule), queries, {1}, rule);
+    const Selection actual = select(layer, *layer.create_stages(spans), queries, {1}, rule);
     // The source's own selection does not know of blocks.
     if (rule == DS41_TOPK_STABLE) CHECK(actual.groups == expected_selection(layer, queries).groups);
     return chosen(actual.blocks[0]);
@@ -112,7 +112,7 @@ TEST_CASE("candidates: random scores, several sequences, tiles of every size, th
                 CHECK(same_scores(actual_inside, expected_inside));
             }
             const Selection torch =
-                select(source, *source.create_stages(c.spans, DS41_TOPK_TORCH_CPU), queries, {n}, DS41_TOPK_TORCH_CPU);
+                select(source, *source.create_stages(c.spans), queries, {n}, DS41_TOPK_TORCH_CPU);
             for (std::size_t t = 0; t < expected.groups.size(); ++t) {
                 if (expected.ties[t]) continue;
                 CHECK(torch.groups[t] == expected.groups[t]);

@@ -42,7 +42,7 @@ TEST_CASE("select: every shape, tiles of every size, both rules where no tie is 
             CHECK(select(layer, *stages, queries, {n}, DS41_TOPK_STABLE, false).groups ==
                   expected.groups); // without a tap
             const Selection torch =
-                select(layer, *layer.create_stages(c.spans, DS41_TOPK_TORCH_CPU), queries, {n}, DS41_TOPK_TORCH_CPU);
+                select(layer, *layer.create_stages(c.spans), queries, {n}, DS41_TOPK_TORCH_CPU);
             CHECK(same_scores(torch, expected));
             for (std::size_t t = 0; t < expected.groups.size(); ++t)
                 if (!expected.ties[t]) CHECK(torch.groups[t] == expected.groups[t]);

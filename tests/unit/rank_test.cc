@@ -89,8 +89,10 @@ TEST_CASE("torch: without ties both rules agree") {
     for (const std::size_t n : {1u, 2u, 3u, 17u, 64u, 65u, 1000u, 5000u}) {
         std::vector<float> scores(n);
         for (std::size_t i = 0; i < n; ++i) scores[i] = static_cast<float>(i);
-        for (std::size_t i = n; i > 1; --i) std::swap(scores[i - 1], scores[static_cast<std::size_t>(random.below(static_cast<int>(i)))]);
-        for (const std::int64_t k : {std::int64_t{1}, static_cast<std::int64_t>((n + 1) / 2), static_cast<std::int64_t>(n)}) {
+        for (std::size_t i = n; i > 1; --i)
+            std::swap(scores[i - 1], scores[static_cast<std::size_t>(random.below(static_cast<int>(i)))]);
+        for (const std::int64_t k :
+             {std::int64_t{1}, static_cast<std::int64_t>((n + 1) / 2), static_cast<std::int64_t>(n)}) {
             CAPTURE(n);
             CAPTURE(k);
             CHECK(torch(scores, k) == stable(scores, k));
@@ -107,6 +109,7 @@ TEST_CASE("torch: NaN ranks first, and ties fall as the algorithm leaves them") 
     // Partial sort keeps a heap of the first k and replaces its top by strictly better ones only.
     std::vector<float> flat(640, 0.0f);
     CHECK(torch(flat, 10) == Set{0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
-    // Selection by partition: of 12 equal scores, the median of three moves and halves swap; torch itself returns this set.
+    // Selection by partition: of 12 equal scores, the median of three moves and halves swap; torch itself returns this
+    // set.
     CHECK(torch(std::vector<float>(12, 0.0f), 6) != Set{0, 1, 2, 3, 4, 5});
 }

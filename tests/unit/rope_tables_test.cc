@@ -30,12 +30,15 @@ std::vector<Case> cases() {
 std::uint64_t checksum(const RopeTable &table) {
     std::uint64_t hash = 0xcbf29ce484222325u;
     for (const float frequency : table.frequencies())
-        for (int byte = 0; byte < 4; ++byte) hash = (hash ^ ((float_bits(frequency) >> (8 * byte)) & 0xffu)) * 0x100000001b3u;
+        for (int byte = 0; byte < 4; ++byte)
+            hash = (hash ^ ((float_bits(frequency) >> (8 * byte)) & 0xffu)) * 0x100000001b3u;
     return hash;
 }
 
 // One unit in the last place of a bf16 of that size.
-float bf16_step(float value) { return std::ldexp(1.0f, std::max(std::ilogb(std::fabs(value) + 0x1p-126f), -126) - 7); }
+float bf16_step(float value) {
+    return std::ldexp(1.0f, std::max(std::ilogb(std::fabs(value) + 0x1p-126f), -126) - 7);
+}
 
 } // namespace
 
@@ -53,7 +56,8 @@ TEST_CASE("cosines and sines at the golden positions") {
                 CAPTURE(prefix);
                 CAPTURE(positions.values[i]);
                 CAPTURE(k);
-                const float tolerance = 1e-6f * static_cast<float>(1 + positions.values[i]); // a last bit of the frequency
+                const float tolerance =
+                    1e-6f * static_cast<float>(1 + positions.values[i]); // a last bit of the frequency
                 REQUIRE(std::fabs(re - cosine.row(i)[k]) <= tolerance);
                 REQUIRE(std::fabs(im - sine.row(i)[k]) <= tolerance);
             }
@@ -111,13 +115,15 @@ TEST_CASE("YaRN's upper bound is the rotated width less one, not half of it") {
     const double high = 63; // d(1) is 64.3
     const double ramp = (31.0 - low) / (high - low);
     REQUIRE(low < 63.0);
-    const double expected = ramp <= 0.0 ? plain.frequencies()[31]
-                                        : plain.frequencies()[31] / 16.0 * ramp + plain.frequencies()[31] * (1.0 - ramp);
+    const double expected = ramp <= 0.0
+                                ? plain.frequencies()[31]
+                                : plain.frequencies()[31] / 16.0 * ramp + plain.frequencies()[31] * (1.0 - ramp);
     CHECK(yarn.frequencies()[31] == doctest::Approx(expected).epsilon(1e-6));
 }
 
 TEST_CASE("an original length of 0 switches YaRN off") {
-    CHECK(RopeTable::yarn(64, 160000.0f, 0, 16.0f, 32.0f, 1.0f).frequencies() == RopeTable::plain(64, 160000.0f).frequencies());
+    CHECK(RopeTable::yarn(64, 160000.0f, 0, 16.0f, 32.0f, 1.0f).frequencies() ==
+          RopeTable::plain(64, 160000.0f).frequencies());
 }
 
 TEST_CASE("pairs are adjacent values and only the tail turns") {

@@ -16,13 +16,13 @@ constexpr std::int64_t kMillion = 1048576;
 
 ds41_config flash() {
     ds41_config config;
-    ds41_config_flash(&config);
+    ds41_config_flash(&config, sizeof(config));
     return config;
 }
 
 std::shared_ptr<const Model> model_of(const ds41_config &config) {
     ds41_model_options options;
-    ds41_model_options_init(&options);
+    ds41_model_options_init(&options, sizeof(options));
     return std::make_shared<const Model>(config, options);
 }
 

@@ -32,7 +32,7 @@ void ReferenceStages::compress(const CompressArgs &a) {
     const LayerWeights &w = *a.layer.weights;
     const int ratio = role.ratio;
     Bf16 *latent = buffers_.row.data();
-    Bf16 *key = buffers_.second.data();
+    Bf16 *key = buffers_.key.data();
 
     for (int i = 0; i < a.tile.n; ++i) {
         const TokenView &token = a.layer.step.tokens[a.tile.first + i];

@@ -1,3 +1,4 @@
+// Both rules of selection.
 #include "backend/reference/rank.h"
 
 #include <algorithm>

@@ -43,7 +43,7 @@ void ReferenceStages::score_groups(const SelectArgs &a, int token, std::int64_t 
     const std::size_t first =
         static_cast<std::size_t>(token - a.tile.first) * static_cast<std::size_t>(c.index_n_heads);
     Bf16 *queries = buffers_.row.data();
-    Bf16 *key = buffers_.second.data();
+    Bf16 *key = buffers_.key.data();
     for (int h = 0; h < c.index_n_heads; ++h)
         unpack_index_key_row(a.iq + (first + static_cast<std::size_t>(h)) * row_bytes, c.index_head_dim,
                              queries + std::int64_t{h} * c.index_head_dim);

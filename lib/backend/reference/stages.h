@@ -18,7 +18,7 @@ struct Scored {
 
 // Room for one row of a product in each format's activations.
 struct LinearScratch {
-    std::vector<float> values; // x in f32, or a decoded weight row
+    std::vector<float> values; // a decoded weight row
     std::vector<std::uint8_t> codes;
     std::vector<float> scales;
     std::vector<Q8Block> q8;
@@ -42,7 +42,7 @@ private:
     struct Buffers {
         LinearScratch linear;
         std::vector<Bf16> row;       // one row of a projection
-        std::vector<Bf16> second;    // another one
+        std::vector<Bf16> key;       // one index key
         std::vector<float> scores;   // of one token's groups
         std::vector<Scored> ranking; // groups or blocks, while they are ranked
         std::vector<float> rows;     // unpacked rows that one token attends to
@@ -50,7 +50,7 @@ private:
         std::vector<float> sums;     // one head's output
     };
     struct Lengths {
-        std::size_t linear, row, scores, rows, weights, sums;
+        std::size_t linear, row, key, scores, rows, weights, sums;
     };
     static Lengths lengths(const Config &config, const StageSizes &sizes) noexcept;
     static std::size_t bytes_of(const Lengths &lengths) noexcept;
