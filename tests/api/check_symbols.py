@@ -58,7 +58,7 @@ def check_exports(args):
     lines = pathlib.Path(args.list).read_text(encoding="utf-8").split()
     listed = set(lines)
     exported = set()
-    for line in run(args.nm, "-D", "--defined-only", args.library).splitlines():
+    for line in run(args.nm, "-D", "--defined-only", args.shared_library).splitlines():
         symbol = line.split()[-1].split("@")[0]
         # A symbol version's own name is an absolute symbol, not something to call.
         if line.split()[-2] != "A":
@@ -114,12 +114,12 @@ def check_inits(args):
 
 
 def check_needed(args):
-    dynamic = run(args.readelf, "--dynamic", "--wide", args.library)
+    dynamic = run(args.readelf, "--dynamic", "--wide", args.shared_library)
     needed = re.findall(r"\(NEEDED\)[^\[]*\[([^\]]+)\]", dynamic)
     forbidden = [r"libcuda", r"libcudart", r"libcublas", r"libnv"]
     if args.no_cxx_runtime:
         forbidden += [r"libstdc\+\+", r"libc\+\+", r"libgcc_s"]
-    return [f"{args.library} needs {name}" for name in needed if any(re.match(f, name) for f in forbidden)]
+    return [f"{args.shared_library} needs {name}" for name in needed if any(re.match(f, name) for f in forbidden)]
 
 
 def main():
@@ -129,7 +129,7 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
 
     exports = commands.add_parser("exports")
-    exports.add_argument("--library", required=True)
+    exports.add_argument("--library", dest="shared_library", required=True)
     exports.add_argument("--list", required=True)
     exports.add_argument("--header", required=True)
     exports.set_defaults(check=check_exports)
@@ -145,7 +145,7 @@ def main():
     inits.set_defaults(check=check_inits)
 
     needed = commands.add_parser("needed")
-    needed.add_argument("--library", required=True)
+    needed.add_argument("--library", dest="shared_library", required=True)
     needed.add_argument("--no-cxx-runtime", action="store_true")
     needed.set_defaults(check=check_needed)
 
