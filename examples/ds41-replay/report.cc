@@ -86,7 +86,7 @@ void Report::print(const Case &replayed, size_t mode, bool first, const ModeResu
         std::count_if(result.records.begin(), result.records.end(), [](const Record &r) { return r.result.n == 0; });
     if (n_empty) rest += "; " + std::to_string(n_empty) + " left out whole";
     if (first && !replayed.not_compared.empty()) {
-        rest += "; not compared, since unknown:";
+        rest += "; not compared, since unknown or of a layer or step that was not run:";
         for (const std::string &name : replayed.not_compared) rest += " " + name;
     }
     if (first && replayed.n_refslot)

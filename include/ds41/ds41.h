@@ -126,8 +126,8 @@ typedef enum ds41_log_level {
  * @param message  One line without a newline. Borrowed for the call.
  * @param user     The pointer given beside the function.
  *
- * Called on the thread of the call that caused the message. Must not call back into the library,
- * throw, or jump out. Since 0.1.
+ * Called on the thread of the call that caused the message. Must not call back into the library, throw, or jump out.
+ * Since 0.1.
  */
 typedef void (*ds41_log_fn)(int32_t level, const char *message, void *user);
 
@@ -434,12 +434,12 @@ typedef struct ds41_layer_weights {
 typedef struct ds41_memory {
     uint32_t struct_size;
     uint32_t reserved;
-    uint64_t weights;    /**< Held now by the model for the layers that are set; borrowed memory is not counted. */
-    uint64_t window;     /**< Window rows of all sequences, every layer that is set. */
-    uint64_t compressed; /**< Compressed rows of all sequences. */
-    uint64_t index_keys; /**< Index keys of all sequences. */
+    uint64_t weights;     /**< Held now by the model for the layers that are set; borrowed memory is not counted. */
+    uint64_t window;      /**< Window rows of all sequences, every layer that is set. */
+    uint64_t compressed;  /**< Compressed rows of all sequences. */
+    uint64_t index_keys;  /**< Index keys of all sequences. */
     uint64_t group_state; /**< Incomplete groups of all sequences. */
-    uint64_t workspace;  /**< One context, for steps of n_tokens tokens at that length. */
+    uint64_t workspace;   /**< One context, for steps of n_tokens tokens at that length. */
 } ds41_memory;
 
 /** Name of backend `index` of this build, best first, whether or not it can run here; NULL past the end. Since 0.1. */
@@ -740,8 +740,7 @@ typedef struct ds41_tap {
 
 /**
  * Receives intermediates during ds41_layer_prefill() or ds41_decode_body(), on the caller's thread, before the call
- * returns. Must not call back into the library with the same context or its sequences, throw, or jump
- * out. Since 0.1.
+ * returns. Must not call back into the library with the same context or its sequences, throw, or jump out. Since 0.1.
  */
 typedef void (*ds41_tap_fn)(const ds41_tap *tap, void *user);
 

@@ -22,9 +22,7 @@ ds41_topk_rule checked_rule(int rule, const Backend &backend) {
 
 Model::Model(const ds41_config &config, const ds41_model_options &options)
     : config_(config), backend_(choose_backend(options.backend)), topk_rule_(checked_rule(options.topk_rule, backend_)),
-      rope_plain_(RopeTable::plain(config.rope_head_dim, config.rope_theta)),
-      rope_compressed_(RopeTable::yarn(config.rope_head_dim, config.compress_rope_theta, config.original_seq_len,
-                                       config.rope_factor, config.beta_fast, config.beta_slow)),
+      rope_plain_(RopeTable::plain_of(config)), rope_compressed_(RopeTable::compressed_of(config)),
       layers_(static_cast<std::size_t>(config_.n_layers_total())), log_(options.log), log_user_(options.log_user) {
     char message[96];
     std::snprintf(message, sizeof message, "backend %s chosen (asked for: %.40s)", backend_.name,

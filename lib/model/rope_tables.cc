@@ -1,6 +1,8 @@
 // Source: precompute_freqs_cis of the reference's model.py.
 #include "model/rope_tables.h"
 
+#include "numeric/bits.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -38,6 +40,19 @@ RopeTable RopeTable::yarn(int rope_dim, float theta, std::int64_t original_seq_l
         frequency = frequency / factor * (1.0f - smooth) + frequency * smooth;
     }
     return table;
+}
+
+bool RopeTable::finite_up_to(std::int64_t max_seq_len) const {
+    return std::all_of(frequencies_.begin(), frequencies_.end(),
+                       [&](float frequency) { return is_finite(static_cast<float>(max_seq_len) * frequency); });
+}
+
+RopeTable RopeTable::plain_of(const ds41_config &c) {
+    return plain(c.rope_head_dim, c.rope_theta);
+}
+
+RopeTable RopeTable::compressed_of(const ds41_config &c) {
+    return yarn(c.rope_head_dim, c.compress_rope_theta, c.original_seq_len, c.rope_factor, c.beta_fast, c.beta_slow);
 }
 
 void RopeTable::angle(std::int64_t pos, int pair, float &cosine, float &sine) const {

@@ -17,6 +17,13 @@ public:
     static RopeTable yarn(int rope_dim, float theta, std::int64_t original_seq_len, float factor, float beta_fast,
                           float beta_slow);
 
+    // A model's table of each kind.
+    static RopeTable plain_of(const ds41_config &config);
+    static RopeTable compressed_of(const ds41_config &config);
+
+    // Whether every angle up to position max_seq_len is a number.
+    bool finite_up_to(std::int64_t max_seq_len) const;
+
     int n_pairs() const { return static_cast<int>(frequencies_.size()); }
     const std::vector<float> &frequencies() const { return frequencies_; }
 

@@ -2,6 +2,7 @@
 // say nothing about what is fast.
 #include "error.h"
 #include "model/config.h"
+#include "model/rope_tables.h"
 #include "numeric/rows.h"
 
 namespace ds41 {
@@ -33,6 +34,13 @@ void check_product(const char *a, std::int64_t value_a, const char *b, std::int6
                static_cast<long long>(kMaxProduct));
 }
 
+// Bases far below 1, or factors, can make angles that are no numbers; outputs would be NaN without a word.
+void check_angles(const char *name, float value, const RopeTable &table, const ds41_config &c) {
+    DS41_CHECK(table.finite_up_to(c.max_seq_len), DS41_STATUS_INVALID_CONFIG,
+               "config.%s is %g, need a value that gives finite angles up to max_seq_len, %lld", name,
+               static_cast<double>(value), static_cast<long long>(c.max_seq_len));
+}
+
 } // namespace
 
 void validate_sizes(const ds41_config &c) {
@@ -61,6 +69,7 @@ void validate_sizes(const ds41_config &c) {
     check_positive("rope_theta", c.rope_theta);
     DS41_CHECK(c.reserved == 0, DS41_STATUS_INVALID_ARGUMENT, "config.reserved is %d, need 0", c.reserved);
     check_range("max_seq_len", c.max_seq_len, 1, kMaxCount);
+    check_angles("rope_theta", c.rope_theta, RopeTable::plain_of(c), c);
 
     // What only compressed layers use may be left at zero by a model that has none, but not at nonsense.
     bool compressed = false;
@@ -78,13 +87,15 @@ void validate_sizes(const ds41_config &c) {
     DS41_CHECK(c.rope_head_dim <= c.index_head_dim, DS41_STATUS_INVALID_CONFIG,
                "config.rope_head_dim is %d, need at most index_head_dim, %d", c.rope_head_dim, c.index_head_dim);
     check_positive("compress_rope_theta", c.compress_rope_theta);
-    if (c.original_seq_len == 0) return;
-    check_positive("rope_factor", c.rope_factor);
-    check_positive("beta_fast", c.beta_fast);
-    check_positive("beta_slow", c.beta_slow);
-    // The correction range divides by log(theta).
-    DS41_CHECK(c.compress_rope_theta != 1.0f, DS41_STATUS_INVALID_CONFIG,
-               "config.compress_rope_theta is 1, need another value with YaRN");
+    if (c.original_seq_len > 0) {
+        check_positive("rope_factor", c.rope_factor);
+        check_positive("beta_fast", c.beta_fast);
+        check_positive("beta_slow", c.beta_slow);
+        // The correction range divides by log(theta).
+        DS41_CHECK(c.compress_rope_theta != 1.0f, DS41_STATUS_INVALID_CONFIG,
+                   "config.compress_rope_theta is 1, need another value with YaRN");
+    }
+    check_angles("rope_factor", c.rope_factor, RopeTable::compressed_of(c), c);
 }
 
 } // namespace ds41

@@ -183,6 +183,17 @@ TEST_CASE("lengths and reserved members out of range are refused") {
     }
 }
 
+TEST_CASE("rotations whose angles are no numbers are refused") {
+    // The smallest float has a finite inverse only just: times a position it is none.
+    check_config_refused({"rope_theta", {"rope_theta", "max_seq_len"}, [](ds41_config &c) {
+                              c.rope_theta = std::numeric_limits<float>::min();
+                              c.rope_head_dim = c.head_dim;
+                              c.max_seq_len = 1 << 30;
+                          }});
+    check_config_refused(
+        {"rope_factor", {"rope_factor", "max_seq_len"}, [](ds41_config &c) { c.rope_factor = 1e-40f; }});
+}
+
 TEST_CASE("a model of windows alone may leave the index members at 0, but not at nonsense") {
     ds41_config windows = small_config();
     set_ratios(windows, {0, 0});
