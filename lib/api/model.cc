@@ -3,6 +3,7 @@
 
 #include "api/boundary.h"
 #include "api/handles.h"
+#include "forward/memory_estimate.h"
 
 using namespace ds41;
 
@@ -60,29 +61,14 @@ ds41_status ds41_model_estimate_memory(const ds41_model *model, int64_t n_seqs, 
         check_argument(model, "model");
         check_struct_size(memory, "memory");
         const Model &impl = *model->impl;
-        const auto check_range = [](const char *name, int64_t value, int64_t low, int64_t high) {
-            DS41_CHECK(value >= low && value <= high, DS41_STATUS_INVALID_ARGUMENT,
-                       "%s is %lld, need a value in [%lld, %lld]", name, static_cast<long long>(value),
-                       static_cast<long long>(low), static_cast<long long>(high));
-        };
-        constexpr int64_t kMost = 1 << 30;
-        check_range("n_seqs", n_seqs, 0, kMost);
-        check_range("n_positions", n_positions, 0, impl.config().max_seq_len);
-        check_range("n_tokens", n_tokens, 1, kMost);
-
-        const SequenceBytes one = Sequence::bytes_for(impl, n_positions);
-        const auto times = static_cast<uint64_t>(n_seqs);
-        uint64_t sum = 0;
-        DS41_CHECK(!__builtin_mul_overflow(one.total(), times, &sum), DS41_STATUS_INVALID_ARGUMENT,
-                   "n_seqs is %lld, need a value for which the bytes stay below 2^64", static_cast<long long>(n_seqs));
-        ds41_memory out{};
-        for (int layer = 0; layer < impl.config().n_layers_total(); ++layer)
-            if (const LayerWeights *weights = impl.layer(layer)) out.weights += weights->n_bytes();
-        out.window = one.window * times;
-        out.compressed = one.compressed * times;
-        out.index_keys = one.index_keys * times;
-        out.group_state = one.group_state * times;
-        out.workspace = context_bytes_for(impl, n_tokens, n_positions);
+        std::vector<bool> layers;
+        uint64_t weights = 0;
+        for (int layer = 0; layer < impl.config().n_layers_total(); ++layer) {
+            layers.push_back(impl.has_layer(layer));
+            if (const LayerWeights *set = impl.layer(layer)) weights += set->n_bytes();
+        }
+        ds41_memory out = estimate_memory(impl, layers, n_seqs, n_positions, n_tokens);
+        out.weights = weights;
         write_struct(memory, "memory", out);
     });
 }

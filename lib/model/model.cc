@@ -41,8 +41,17 @@ void Model::set_layer(int layer, const ds41_layer_weights &weights) {
     config_.check_layer(layer);
     DS41_CHECK(!sealed_.load(std::memory_order_relaxed), DS41_STATUS_WRONG_ORDER,
                "layer %d cannot be set: the model is immutable since a context or sequence was created on it", layer);
-    layers_[static_cast<std::size_t>(layer)] =
-        std::make_unique<const LayerWeights>(take_weights(config_, layer, weights, memory()));
+    DS41_CHECK(weights.ownership == DS41_OWNERSHIP_COPY || weights.ownership == DS41_OWNERSHIP_BORROW,
+               DS41_STATUS_INVALID_ARGUMENT,
+               "weights.ownership is %d, need DS41_OWNERSHIP_COPY or DS41_OWNERSHIP_BORROW", weights.ownership);
+    adopt_layer(layer,
+                take_weights(config_, layer, weights,
+                             weights.ownership == DS41_OWNERSHIP_BORROW ? WeightSource::kBorrow : WeightSource::kCopy,
+                             memory()));
+}
+
+void Model::adopt_layer(int layer, LayerWeights &&weights) {
+    layers_[static_cast<std::size_t>(layer)] = std::make_unique<const LayerWeights>(std::move(weights));
 }
 
 void Model::log(ds41_log_level level, const char *message) const {

@@ -31,6 +31,8 @@ public:
     const LayerWeights &weights(int layer) const;
 
     void set_layer(int layer, const ds41_layer_weights &weights);
+    // Weights that have been taken over for this model's configuration and memory.
+    void adopt_layer(int layer, LayerWeights &&weights);
     void seal() { sealed_.store(true, std::memory_order_relaxed); }
 
     void log(ds41_log_level level, const char *message) const;

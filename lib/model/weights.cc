@@ -3,6 +3,7 @@
 
 #include "error.h"
 #include "model/tensor.h"
+#include "model/weight_places.h"
 #include "numeric/bf16.h"
 #include "numeric/q2_k.h"
 #include "numeric/ue8m0.h"
@@ -14,13 +15,6 @@
 namespace ds41 {
 
 namespace {
-
-// What a place in ds41_layer_weights accepts.
-enum class Place {
-    kProjection,      // any weight format; quantised activations where the format has them
-    kPlainProjection, // any weight format; fp8 takes activations as they are, as in the reference
-    kFloatMatrix,     // F32 or BF16: the compressor of ratio > 1 runs in f32
-};
 
 // One element of an F32 or BF16 vector at any address.
 float vector_value(const ds41_tensor &t, std::size_t i) {
@@ -36,34 +30,36 @@ float vector_value(const ds41_tensor &t, std::size_t i) {
 
 class Taker {
 public:
-    Taker(LayerWeights &target, const ds41_layer_weights &source, const Memory &memory, int layer)
+    Taker(LayerWeights &target, WeightSource source, const Memory &memory, int layer)
         : target_(target), memory_(memory), layer_(layer),
-          borrow_(source.ownership == DS41_OWNERSHIP_BORROW && memory.is_host()) {}
+          source_(source == WeightSource::kBorrow && !memory.is_host() ? WeightSource::kCopy : source) {}
 
-    Matrix matrix(const char *name, const ds41_tensor &t, std::int64_t rows, std::int64_t cols, Place place) {
+    Matrix matrix(const char *name, const ds41_tensor &t, std::int64_t rows, std::int64_t cols, PlaceKind place) {
         check_present(name, t);
         const bool floating = t.dtype == DS41_DTYPE_F32 || t.dtype == DS41_DTYPE_BF16;
         const bool quantised = t.dtype == DS41_DTYPE_FP8_E4M3 || t.dtype == DS41_DTYPE_Q2_K;
-        DS41_CHECK(floating || (quantised && place != Place::kFloatMatrix), DS41_STATUS_INVALID_DTYPE,
+        DS41_CHECK(floating || (quantised && place != PlaceKind::kFloatMatrix), DS41_STATUS_INVALID_DTYPE,
                    "weights.%s of layer %d has dtype %s, need %s", name, layer_, ds41_dtype_name(t.dtype),
-                   place == Place::kFloatMatrix ? "F32 or BF16" : "F32, BF16, FP8_E4M3 or Q2_K");
+                   place == PlaceKind::kFloatMatrix ? "F32 or BF16" : "F32, BF16, FP8_E4M3 or Q2_K");
         check_shape(name, t, rows, cols);
         check_data(name, t);
-        if (borrow_) check_tensor_alignment(t, "weights.%s of layer %d", name, layer_);
+        if (source_ == WeightSource::kBorrow) check_tensor_alignment(t, "weights.%s of layer %d", name, layer_);
 
         Matrix m;
         m.rows = rows;
         m.cols = cols;
         m.dtype = static_cast<ds41_dtype>(t.dtype);
         const bool plain = (t.flags & DS41_TENSOR_PLAIN_ACTIVATIONS) != 0;
-        m.quantise_activations =
-            !plain && (t.dtype == DS41_DTYPE_Q2_K || (t.dtype == DS41_DTYPE_FP8_E4M3 && place == Place::kProjection));
+        m.quantise_activations = !plain && (t.dtype == DS41_DTYPE_Q2_K ||
+                                            (t.dtype == DS41_DTYPE_FP8_E4M3 && place == PlaceKind::kProjection));
         if (t.dtype == DS41_DTYPE_FP8_E4M3) m.scales = fp8_scales(name, t, rows, cols);
         if (t.dtype == DS41_DTYPE_Q2_K)
             DS41_CHECK(cols % kQ2KBlock == 0, DS41_STATUS_INVALID_SHAPE,
                        "weights.%s of layer %d has %lld columns, Q2_K needs a multiple of %d", name, layer_,
                        static_cast<long long>(cols), kQ2KBlock);
-        m.data = take(t.data, static_cast<std::size_t>(rows) * weight_row_bytes(m.dtype, cols));
+        m.data = source_ == WeightSource::kInPlace
+                     ? static_cast<const std::uint8_t *>(t.data)
+                     : take(t.data, static_cast<std::size_t>(rows) * weight_row_bytes(m.dtype, cols));
         return m;
     }
 
@@ -126,21 +122,19 @@ private:
     }
 
     const std::uint8_t *take(const void *data, std::size_t n_bytes) {
-        return borrow_ ? static_cast<const std::uint8_t *>(data) : copy(data, n_bytes);
+        return source_ == WeightSource::kBorrow ? static_cast<const std::uint8_t *>(data) : copy(data, n_bytes);
     }
 
     const std::uint8_t *copy(const void *data, std::size_t n_bytes) {
-        assert(target_.n_blocks < LayerWeights::kMaxBlocks);
         Block block(memory_, n_bytes);
         memory_.upload(block.data(), data, n_bytes);
-        target_.blocks[target_.n_blocks] = std::move(block);
-        return target_.blocks[target_.n_blocks++].as<std::uint8_t>();
+        return target_.adopt(std::move(block));
     }
 
     LayerWeights &target_;
     const Memory &memory_;
     int layer_;
-    bool borrow_;
+    WeightSource source_;
 };
 
 void check_sinks(const ds41_tensor &t, int layer) {
@@ -176,54 +170,30 @@ std::size_t LayerWeights::n_bytes() const {
     return sum;
 }
 
-LayerWeights take_weights(const Config &config, int layer, const ds41_layer_weights &w, const Memory &memory) {
-    DS41_CHECK(w.ownership == DS41_OWNERSHIP_COPY || w.ownership == DS41_OWNERSHIP_BORROW, DS41_STATUS_INVALID_ARGUMENT,
-               "weights.ownership is %d, need DS41_OWNERSHIP_COPY or DS41_OWNERSHIP_BORROW", w.ownership);
+std::uint8_t *LayerWeights::adopt(Block &&block) {
+    assert(n_blocks < kMaxBlocks);
+    blocks[n_blocks] = std::move(block);
+    return blocks[n_blocks++].as<std::uint8_t>();
+}
+
+LayerWeights take_weights(const Config &config, int layer, const ds41_layer_weights &weights, WeightSource source,
+                          const Memory &memory) {
     const LayerRole &role = config.role(layer);
     LayerWeights out;
-    Taker take(out, w, memory, layer);
-
-    out.wq_a = take.matrix("wq_a", w.wq_a, config.q_lora_rank, config.dim, Place::kProjection);
-    out.q_norm = take.vector("q_norm", w.q_norm, config.q_lora_rank);
-    out.wq_b = take.matrix("wq_b", w.wq_b, config.q_width(), config.q_lora_rank, Place::kProjection);
-    out.wkv = take.matrix("wkv", w.wkv, config.head_dim, config.dim, Place::kProjection);
-    out.kv_norm = take.vector("kv_norm", w.kv_norm, config.head_dim);
-    out.attn_sink = take.vector("attn_sink", w.attn_sink, config.n_heads);
-    check_sinks(w.attn_sink, layer);
-    // The reference expands wo_a to bf16: its grouped product takes no fp8 weight, so activations stay as they are.
-    out.wo_a = take.matrix("wo_a", w.wo_a, config.o_lora_width(), config.o_group_width(), Place::kPlainProjection);
-    out.wo_b = take.matrix("wo_b", w.wo_b, config.dim, config.o_lora_width(), Place::kProjection);
-
-    if (role.is_kv_source) {
-        out.compressor_wkv = take.matrix("compressor_wkv", w.compressor_wkv, config.head_dim, config.dim,
-                                         role.ratio > 1 ? Place::kFloatMatrix : Place::kPlainProjection);
-        out.compressor_norm = take.vector("compressor_norm", w.compressor_norm, config.head_dim);
-    } else {
-        take.absent("compressor_wkv", w.compressor_wkv, "is no kv source");
-        take.absent("compressor_norm", w.compressor_norm, "is no kv source");
+    Taker take(out, source, memory, layer);
+    for (const WeightPlace &place : weight_places()) {
+        const ds41_tensor &tensor = weights.*place.tensor;
+        if (!place.is_needed(role)) {
+            take.absent(place.name, tensor, place.why_absent);
+            continue;
+        }
+        const PlaceShape shape = place.shape(config);
+        if (place.vector)
+            out.*place.vector = take.vector(place.name, tensor, shape.sizes[0]);
+        else
+            out.*place.matrix = take.matrix(place.name, tensor, shape.sizes[0], shape.sizes[1], place.kind(role));
     }
-    if (role.has_group_state())
-        out.compressor_wgate =
-            take.matrix("compressor_wgate", w.compressor_wgate, config.head_dim, config.dim, Place::kFloatMatrix);
-    else
-        take.absent("compressor_wgate", w.compressor_wgate, "is no kv source with a ratio above 1");
-    if (role.writes_index_keys()) {
-        out.indexer_wk =
-            take.matrix("indexer_wk", w.indexer_wk, config.index_head_dim, config.head_dim, Place::kPlainProjection);
-        out.indexer_k_norm = take.vector("indexer_k_norm", w.indexer_k_norm, config.index_head_dim);
-    } else {
-        take.absent("indexer_wk", w.indexer_wk, "is not both a kv source and an index source");
-        take.absent("indexer_k_norm", w.indexer_k_norm, "is not both a kv source and an index source");
-    }
-    if (role.is_index_source) {
-        out.indexer_wq_b =
-            take.matrix("indexer_wq_b", w.indexer_wq_b, config.index_q_width(), config.q_lora_rank, Place::kProjection);
-        out.indexer_weights_proj = take.matrix("indexer_weights_proj", w.indexer_weights_proj, config.index_n_heads,
-                                               config.dim, Place::kPlainProjection);
-    } else {
-        take.absent("indexer_wq_b", w.indexer_wq_b, "is no index source");
-        take.absent("indexer_weights_proj", w.indexer_weights_proj, "is no index source");
-    }
+    check_sinks(weights.attn_sink, layer);
     return out;
 }
 

@@ -6,6 +6,7 @@
 #include "numeric/fp8_linear.h"
 
 #include <array>
+#include <memory>
 
 namespace ds41 {
 
@@ -40,11 +41,21 @@ struct LayerWeights {
     static constexpr std::size_t kMaxBlocks = 25; // 10 matrices, their scales, 5 vectors
     std::array<Block, kMaxBlocks> blocks;         // what is not borrowed
     std::size_t n_blocks = 0;
+    std::shared_ptr<const void> lender; // keeps borrowed memory alive; null where the caller does
 
     std::size_t n_bytes() const;
+    std::uint8_t *adopt(Block &&block);
 };
 
-// Check `weights` against the layer's role and take them over as their `ownership` says.
-LayerWeights take_weights(const Config &config, int layer, const ds41_layer_weights &weights, const Memory &memory);
+// Where the data of matrices stands when weights are taken over.
+enum class WeightSource {
+    kCopy,    // host memory; copied
+    kBorrow,  // host memory; read where it stands if the backend can, otherwise copied
+    kInPlace, // the backend's memory, for as long as the model lives; scales and vectors are host memory and copied
+};
+
+// Check `weights` against the layer's role and take them over; their `ownership` is not looked at.
+LayerWeights take_weights(const Config &config, int layer, const ds41_layer_weights &weights, WeightSource source,
+                          const Memory &memory);
 
 } // namespace ds41

@@ -62,30 +62,24 @@ void Sequence::close() noexcept {
 
 SequenceBytes Sequence::bytes() const {
     SequenceBytes sum;
-    for (const LayerState &state : layers_) {
-        sum.window += state.window.n_bytes();
-        sum.compressed += state.compressed.n_bytes();
-        sum.index_keys += state.index_keys.n_bytes();
-        sum.group_state += state.group_state.n_bytes();
-    }
+    for (const LayerState &state : layers_)
+        sum.add({state.window.n_bytes(), state.compressed.n_bytes(), state.index_keys.n_bytes(),
+                 state.group_state.n_bytes()});
     return sum;
 }
 
-SequenceBytes Sequence::bytes_for(const Model &model, std::int64_t n_positions) {
+SequenceBytes Sequence::bytes_for(const Model &model, int layer, std::int64_t n_positions) {
     const Config &c = model.config();
-    SequenceBytes sum;
-    for (int layer = 0; layer < c.n_layers_total(); ++layer) {
-        if (!model.has_layer(layer)) continue;
-        const LayerRole &role = c.role(layer);
-        const LayerState state = empty_state(model, layer);
-        sum.window += state.window.bytes_for(window_rows(c, n_positions));
-        if (!role.is_kv_source) continue;
-        const std::int64_t n_groups = groups_among(n_positions, role.ratio);
-        sum.compressed += state.compressed.bytes_for(n_groups);
-        if (role.writes_index_keys()) sum.index_keys += state.index_keys.bytes_for(n_groups);
-        if (n_positions > 0) sum.group_state += group_state_bytes(c, role);
-    }
-    return sum;
+    const LayerRole &role = c.role(layer);
+    const LayerState state = empty_state(model, layer);
+    SequenceBytes bytes;
+    bytes.window = state.window.bytes_for(window_rows(c, n_positions));
+    if (!role.is_kv_source) return bytes;
+    const std::int64_t n_groups = groups_among(n_positions, role.ratio);
+    bytes.compressed = state.compressed.bytes_for(n_groups);
+    if (role.writes_index_keys()) bytes.index_keys = state.index_keys.bytes_for(n_groups);
+    if (n_positions > 0) bytes.group_state = group_state_bytes(c, role);
+    return bytes;
 }
 
 } // namespace ds41

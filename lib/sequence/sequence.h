@@ -15,6 +15,12 @@ struct SequenceBytes {
     std::uint64_t window = 0, compressed = 0, index_keys = 0, group_state = 0;
 
     std::uint64_t total() const { return window + compressed + index_keys + group_state; }
+    void add(const SequenceBytes &other) {
+        window += other.window;
+        compressed += other.compressed;
+        index_keys += other.index_keys;
+        group_state += other.group_state;
+    }
 };
 
 class Sequence {
@@ -39,8 +45,8 @@ public:
     void reset() noexcept;
     SequenceBytes bytes() const;
 
-    // What reserve() of every layer with weights takes.
-    static SequenceBytes bytes_for(const Model &model, std::int64_t n_positions);
+    // What reserve() of a layer takes.
+    static SequenceBytes bytes_for(const Model &model, int layer, std::int64_t n_positions);
 
     // A step claims its sequences. Whatever ends the step (another claim, a reset, the end of the handle) takes a new
     // number, so that the step sees it. Atomic, because a context still asks about its last step's sequences when
