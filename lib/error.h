@@ -18,7 +18,7 @@ public:
 
 private:
     ds41_status status_;
-    char message_[480];
+    char message_[4000]; // a checkpoint's problems are told all at once
 };
 
 } // namespace ds41

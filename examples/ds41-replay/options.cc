@@ -7,7 +7,7 @@
 namespace replay {
 
 const char *const kHelp =
-    R"(usage: ds41-replay [--backend NAME] [--topk stable|torch_cpu] [--chunk N] [--json] FILE...
+    R"(usage: ds41-replay [OPTION]... FILE...
 
 Runs attention layers on the inputs in fixture files (safetensors) and compares what libds41 gives with the values
 expected there. Uses nothing but the public interface, ds41/ds41.h.
@@ -15,6 +15,9 @@ expected there. Uses nothing but the public interface, ds41/ds41.h.
   --backend NAME  backend to run on; default: the best that runs here
   --topk RULE     rule for equal scores; default: the file's own (rules.tie)
   --chunk N       feed each prefill in chunks of N tokens, and compare the results put together; 0, the default: whole
+  --weights PATH  take weights and configuration from this checkpoint (a folder, a safetensors file or a GGUF) instead
+                  of the file's own; it has to be of the same configuration
+  --map           leave the checkpoint's weights in its files where the backend can read them there
   --json          print one JSON document instead of tables
   --help          print this
   --version       print the versions of the tool and of the library
@@ -69,15 +72,19 @@ Options parse_options(int argc, char **argv) {
             only_files = true;
         } else if (argument == "--json") {
             options.json = true;
+        } else if (argument == "--map") {
+            options.run.map = true;
         } else if (argument == "--help" || argument == "-h") {
             options.help = true;
         } else if (argument == "--version") {
             options.version = true;
-        } else if (name == "--backend" || name == "--topk" || name == "--chunk") {
+        } else if (name == "--backend" || name == "--topk" || name == "--chunk" || name == "--weights") {
             if (equals == std::string::npos && i + 1 == argc) throw BadUsage(name + " needs a value");
             const std::string value = equals == std::string::npos ? argv[++i] : argument.substr(equals + 1);
             if (name == "--chunk") options.run.chunk = parse_count(value);
             if (name == "--backend") options.run.backend = value;
+            if (name == "--weights") options.run.weights = value;
+            if (name == "--weights" && value.empty()) throw BadUsage("--weights is '', need a path");
             if (name == "--topk") options.run.topk = value;
             if (name == "--topk" && value != "stable" && value != "torch_cpu")
                 throw BadUsage("--topk is '" + value + "', need stable or torch_cpu");
@@ -85,6 +92,7 @@ Options parse_options(int argc, char **argv) {
             throw BadUsage("there is no option " + argument);
         }
     }
+    if (options.run.map && options.run.weights.empty()) throw BadUsage("--map goes with --weights");
     if (options.files.empty() && !options.help && !options.version) throw BadUsage("no file is given");
     return options;
 }

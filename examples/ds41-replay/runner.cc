@@ -71,9 +71,13 @@ Runner::Runner(const Fixture &fixture, const Case &replayed, size_t mode, const 
     model_options.topk_rule = topk_ == "torch_cpu" ? DS41_TOPK_TORCH_CPU : DS41_TOPK_STABLE;
     if (!options.backend.empty()) model_options.backend = options.backend.c_str();
     ds41_model *model = nullptr;
-    check(ds41_model_create(&model, &case_.config, &model_options), "creating the model");
-    model_.reset(model);
-    for (int32_t layer : case_.layers) set_layer(model, fixture, case_, layer, mode_.plain_activations, kept_);
+    if (options.weights.empty()) {
+        check(ds41_model_create(&model, &case_.config, &model_options), "creating the model");
+        model_.reset(model);
+        for (int32_t layer : case_.layers) set_layer(model, fixture, case_, layer, mode_.plain_activations, kept_);
+    } else {
+        model_.reset(model = load_checkpoint(options, case_, mode_.plain_activations, model_options));
+    }
 
     int64_t n_rows = 0;
     for (const Step &step : case_.steps) n_rows = std::max(n_rows, step.n_tokens);

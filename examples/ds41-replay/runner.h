@@ -13,6 +13,8 @@ struct RunOptions {
     std::string backend; ///< Empty: the library's choice.
     std::string topk;    ///< stable or torch_cpu; empty: what the case says.
     int64_t chunk = 0;   ///< Tokens per chunk of a prefill; 0: whole.
+    std::string weights; ///< A checkpoint to take them from; empty: the case's own.
+    bool map = false;    ///< Leave them in the checkpoint's files.
 };
 
 struct Record {

@@ -1,6 +1,10 @@
 // The table of names is that of the release's checkpoint; which of them a layer must have, the library checks.
 #include "weights.h"
 
+#include "common/progress_bar.h"
+
+#include <cstring>
+
 namespace replay {
 
 namespace {
@@ -51,7 +55,38 @@ void join_scales(const Fixture &fixture, const std::string &name, ds41_tensor &t
     tensor.scale_shape[1] = scales.shape[1];
 }
 
+/// The same geometry? How long a sequence may get, and blocks that nobody uses, make no difference.
+bool same_model(ds41_config a, ds41_config b) {
+    for (ds41_config *config : {&a, &b}) {
+        config->max_seq_len = 0;
+        if (config->candidate_source_layer < 0) config->candidate_topk_blocks = config->candidate_block_size = 0;
+    }
+    return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
 } // namespace
+
+ds41_model *load_checkpoint(const RunOptions &options, const Case &replayed, bool plain_activations,
+                            const ds41_model_options &model_options) {
+    ds41_load_options load;
+    ds41_load_options_init(&load, sizeof(load));
+    load.model = &model_options;
+    if (plain_activations) load.flags |= DS41_LOAD_EXPAND_FP8 | DS41_LOAD_PLAIN_Q2_K;
+    if (options.map) load.flags |= DS41_LOAD_MAP;
+    ds41_model *model = nullptr;
+    {
+        tools::ProgressBar bar;
+        load.progress = tools::ProgressBar::on_progress;
+        load.progress_user = &bar;
+        check(ds41_model_load(&model, options.weights.c_str(), &load), "loading the checkpoint");
+    }
+    ds41_config config;
+    ds41_config_init(&config, sizeof(config));
+    const bool same = ds41_model_get_config(model, &config) == DS41_STATUS_OK && same_model(config, replayed.config);
+    if (same) return model;
+    ds41_model_destroy(model);
+    throw CannotRun("the checkpoint " + options.weights + " is of another configuration than the case");
+}
 
 void set_layer(ds41_model *model, const Fixture &fixture, const Case &replayed, int32_t layer, bool plain_activations,
                std::deque<Loaded> &kept) {

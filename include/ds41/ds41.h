@@ -92,6 +92,9 @@ typedef enum ds41_status {
     DS41_STATUS_INVALID_FILE = 51,   /**< The bytes are not what the format demands. */
     DS41_STATUS_MISSING_TENSOR = 52, /**< The file holds no tensor or metadata entry of that name. */
 
+    /* The caller's own will. */
+    DS41_STATUS_CANCELLED = 60, /**< A progress callback asked to stop. */
+
     /* Ours to repair. */
     DS41_STATUS_INTERNAL = 90
 } ds41_status;
@@ -504,6 +507,182 @@ DS41_API ds41_status ds41_model_get_config(const ds41_model *model, ds41_config 
  */
 DS41_API ds41_status ds41_model_estimate_memory(const ds41_model *model, int64_t n_seqs, int64_t n_positions,
                                                 int64_t n_tokens, ds41_memory *memory);
+
+/* ---- Checkpoints ----------------------------------------------------------------------------------------------- */
+/*
+ * A checkpoint is what people publish: the release's folder (config.json, model.safetensors.index.json and its shards),
+ * one safetensors file with its config.json beside it, or a GGUF, of which any shard of a split one names the whole.
+ * Tensor names are the release's (`layers.L.attn.NAME`, `mtp.M.attn.NAME` for draft layer n_layers + M) or llama.cpp's
+ * (`blk.L.NAME`); everything that does not belong to these layers is left alone, its bytes are never read.
+ *
+ * What a type of the file becomes in a model:
+ *
+ *   F32, BF16              stay; norms and sinks become F32
+ *   F8_E4M3 with F8_E8M0   stay (FP8_E4M3); BF16 with DS41_LOAD_EXPAND_FP8, and for compressors of ratio > 1
+ *   Q2_K                   stays; F32 for compressors of ratio > 1
+ *   F16                    BF16; F32 for norms, sinks and compressors of ratio > 1
+ *   Q8_0, Q6_K, Q5_K, Q5_1, Q5_0, Q4_K, Q4_1, Q4_0, Q3_K, MXFP4
+ *                          BF16; F32 for compressors of ratio > 1
+ *
+ * Expanding rounds to nearest even where BF16 cannot hold a value; the log says for which tensors and how many values.
+ * Other types are refused.
+ */
+
+/** An open checkpoint. Immutable: shared freely between threads. */
+typedef struct ds41_checkpoint ds41_checkpoint;
+
+/** One tensor of these layers in a checkpoint. */
+typedef struct ds41_checkpoint_tensor {
+    uint32_t struct_size;
+    int32_t layer;          /**< 0 to n_compress_ratios - 1. */
+    const char *member;     /**< Its member of ds41_layer_weights, such as "wq_a". Static. */
+    const char *name;       /**< As in the file. Lent until destroy. */
+    const char *type;       /**< As the file calls it, such as "F8_E4M3" or "Q8_0". Static. */
+    int64_t shape[2];       /**< Outermost first; [n, 0] for vectors. */
+    int32_t n_dims;         /**< 1 or 2. */
+    int32_t file;           /**< Index for ds41_checkpoint_get_file(). */
+    int32_t dtype;          /**< The ds41_dtype that it has in a model loaded with the default options. */
+    int32_t reserved;
+    uint64_t n_bytes;       /**< In the file, scales included. */
+    uint64_t n_model_bytes; /**< In that model, scales included. */
+} ds41_checkpoint_tensor;
+
+/**
+ * Told how a load goes on.
+ *
+ * @param n_done   Bytes of the files that have been dealt with; never less than before. The first call has 0, the last
+ *                 of a load that succeeds has n_total.
+ * @param tensor   Name of a tensor that is being read, fp8 scales included. Borrowed for the call.
+ * @return 0 to go on; anything else cancels the load.
+ *
+ * Called on the thread of the load, which waits for it. Must not throw or jump out. Since 0.1.
+ */
+typedef int32_t (*ds41_progress_fn)(uint64_t n_done, uint64_t n_total, const char *tensor, void *user);
+
+/**
+ * ds41_load_options.flags: leave weights that keep their form in the mapping of the file, where the backend computes in
+ * host memory and they lie aligned to their elements; the rest is copied. Pages are read when they are first used, and
+ * the files must not be changed or truncated until the model and all its children are destroyed.
+ */
+#define DS41_LOAD_MAP 1u
+
+/**
+ * ds41_load_options.flags: FP8 weights become BF16, without loss but at the ends of bf16's range, and are multiplied
+ * with the activations as they are.
+ */
+#define DS41_LOAD_EXPAND_FP8 2u
+
+/** ds41_load_options.flags: Q2_K weights are multiplied with the bf16 activations (DS41_TENSOR_PLAIN_ACTIVATIONS). */
+#define DS41_LOAD_PLAIN_Q2_K 4u
+
+typedef struct ds41_load_options {
+    uint32_t struct_size;
+    uint32_t flags;                  /**< DS41_LOAD_*; 0 is the default. */
+    const ds41_model_options *model; /**< Borrowed for the call; NULL for the defaults. */
+    const ds41_config *config;       /**< Instead of the checkpoint's own. Borrowed for the call; NULL: its own. */
+    int64_t max_seq_len;             /**< Instead of the configuration's. 0: as it says. */
+    int32_t first_layer;             /**< Default 0. */
+    int32_t n_layers;                /**< 0: to the end, less draft layers of which the checkpoint holds nothing. */
+    int32_t n_threads;               /**< That read and expand, the caller's included. 0: one per core, at most 8. */
+    int32_t reserved;                /**< 0. */
+    ds41_progress_fn progress;       /**< May be NULL. */
+    void *progress_user;             /**< Passed to `progress`. */
+} ds41_load_options;
+
+/** Set struct_size and 0 elsewhere. NULL is ignored. Since 0.1. */
+DS41_API void ds41_checkpoint_tensor_init(ds41_checkpoint_tensor *tensor, size_t struct_size);
+
+/** Set struct_size and the defaults. NULL is ignored. Since 0.1. */
+DS41_API void ds41_load_options_init(ds41_load_options *options, size_t struct_size);
+
+/**
+ * Open a checkpoint: read its configuration and the headers of the files that hold its attention tensors. What is wrong
+ * with single tensors is no failure but listed by ds41_checkpoint_get_problem().
+ *
+ * @param path  A folder, a safetensors file, or a GGUF. Copied.
+ * @retval DS41_STATUS_IO_ERROR      Not found or not readable; a shard of a split GGUF is not there.
+ * @retval DS41_STATUS_INVALID_FILE  Neither format, a header that is not well formed, shards that do not belong
+ *                                   together.
+ *
+ * The files must not be changed or truncated until destroy. Host only, any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_checkpoint_load(ds41_checkpoint **checkpoint, const char *path);
+
+/** Close the files. NULL is ignored. Since 0.1. */
+DS41_API void ds41_checkpoint_destroy(ds41_checkpoint *checkpoint);
+
+/** "safetensors" or "gguf"; "" for NULL. Static. Since 0.1. */
+DS41_API const char *ds41_checkpoint_get_format(const ds41_checkpoint *checkpoint);
+
+/** Number of files that were opened: shards of the release without attention tensors are not. 0 for NULL. Since 0.1. */
+DS41_API int64_t ds41_checkpoint_get_n_files(const ds41_checkpoint *checkpoint);
+
+/** Path of file `index`; NULL past the end. Lent until destroy. Since 0.1. */
+DS41_API const char *ds41_checkpoint_get_file(const ds41_checkpoint *checkpoint, int64_t index);
+
+/**
+ * The configuration that the checkpoint comes with: config.json, or the metadata of a GGUF. A GGUF that does not list
+ * its sources has them derived from the tensors that its layers hold.
+ *
+ * @param config  From ds41_config_init.
+ * @retval DS41_STATUS_IO_ERROR        A safetensors file without a config.json beside it.
+ * @retval DS41_STATUS_INVALID_FILE    A key is missing or has another type; listed sources contradict the tensors.
+ * @retval DS41_STATUS_INVALID_CONFIG  Read, but refused by validation.
+ * Host only, any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_checkpoint_get_config(const ds41_checkpoint *checkpoint, ds41_config *config);
+
+/** Number of tensors of these layers, scales counted with their weights; 0 for NULL. Since 0.1. */
+DS41_API int64_t ds41_checkpoint_get_n_tensors(const ds41_checkpoint *checkpoint);
+
+/**
+ * Describe a tensor; they are in order of layers, and within one in that of ds41_layer_weights.
+ *
+ * @param index   0 to ds41_checkpoint_get_n_tensors() - 1.
+ * @param tensor  From ds41_checkpoint_tensor_init.
+ * @retval DS41_STATUS_INVALID_ARGUMENT  index is out of range.
+ * Host only, any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_checkpoint_get_tensor(const ds41_checkpoint *checkpoint, int64_t index,
+                                                ds41_checkpoint_tensor *tensor);
+
+/** Number of things that keep all layers from being loaded; 0 for NULL. Since 0.1. */
+DS41_API int64_t ds41_checkpoint_get_n_problems(const ds41_checkpoint *checkpoint);
+
+/** A sentence about problem `index`, with what was expected; NULL past the end. Lent until destroy. Since 0.1. */
+DS41_API const char *ds41_checkpoint_get_problem(const ds41_checkpoint *checkpoint, int64_t index);
+
+/**
+ * What a model loaded with `options`, its sequences and a context will take, as ds41_model_estimate_memory() tells once
+ * it is loaded. `weights` counts what is copied; with DS41_LOAD_MAP the rest is in the files.
+ *
+ * @param options  Borrowed for the call; NULL for the defaults.
+ * @param memory   From ds41_memory_init.
+ * @retval as ds41_model_load(), but nothing is read.
+ * Host only, any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_checkpoint_estimate_memory(const ds41_checkpoint *checkpoint,
+                                                     const ds41_load_options *options, int64_t n_seqs,
+                                                     int64_t n_positions, int64_t n_tokens, ds41_memory *memory);
+
+/**
+ * Create a model with the weights of a checkpoint, all layers or a range of them.
+ *
+ * @param model    Receives the handle; destroy it with ds41_model_destroy().
+ * @param path     As ds41_checkpoint_load(). Borrowed for the call.
+ * @param options  Borrowed for the call; NULL for the defaults.
+ * @retval DS41_STATUS_MISSING_TENSOR, DS41_STATUS_INVALID_DTYPE, DS41_STATUS_INVALID_SHAPE, DS41_STATUS_INVALID_FILE
+ *                                       Tensors of the chosen layers are missing, unexpected, wrongly typed or shaped,
+ *                                       or hold what no model takes (a scale byte of 255, a sink that is NaN).
+ *                                       The message names all of them as far as it reaches, with what was expected, and
+ *                                       the log gets a line each; the status is the first one's.
+ * @retval DS41_STATUS_INVALID_LAYER     The range leaves the configuration.
+ * @retval DS41_STATUS_CANCELLED         `progress` asked for it.
+ * @retval others                        As ds41_checkpoint_load(), ds41_checkpoint_get_config(), ds41_model_create().
+ *
+ * On any failure nothing stays behind. Starts threads and ends them before it returns. Any thread. Since 0.1.
+ */
+DS41_API ds41_status ds41_model_load(ds41_model **model, const char *path, const ds41_load_options *options);
 
 /* ---- Buffer ---------------------------------------------------------------------------------------------------- */
 

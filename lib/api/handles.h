@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backend/memory.h"
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
 #include "forward/context.h"
 #include "model/model.h"
@@ -28,4 +29,8 @@ struct ds41_buffer {
 
 struct ds41_file {
     ds41::SafetensorsFile impl;
+};
+
+struct ds41_checkpoint {
+    std::shared_ptr<const ds41::Checkpoint> impl;
 };

@@ -8,7 +8,7 @@ namespace ds41 {
 namespace {
 
 // Plain bytes: nothing to construct, nothing to allocate when memory is what ran out.
-thread_local char last_error[640];
+thread_local char last_error[4096];
 
 } // namespace
 
@@ -46,6 +46,7 @@ const char *ds41_status_name(ds41_status status) {
         DS41_CASE(DS41_STATUS_IO_ERROR);
         DS41_CASE(DS41_STATUS_INVALID_FILE);
         DS41_CASE(DS41_STATUS_MISSING_TENSOR);
+        DS41_CASE(DS41_STATUS_CANCELLED);
         DS41_CASE(DS41_STATUS_INTERNAL);
 #undef DS41_CASE
     }

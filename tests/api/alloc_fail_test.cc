@@ -1,7 +1,7 @@
 // Running out of memory: every allocation of every call is refused once. A call answers DS41_STATUS_OUT_OF_MEMORY,
 // leaks nothing and changes nothing, so that the same call made again gives the bits of a run that never failed.
 #define DOCTEST_CONFIG_IMPLEMENT
-#include "support.h"
+#include "support_checkpoint.h"
 
 #include "failing_alloc.h"
 
@@ -192,6 +192,44 @@ TEST_CASE("reading a configuration and a file") {
     survive("ds41_file_get_tensor", [&] { return ds41_file_get_tensor(file, "u", &tensor); });
     CHECK(std::memcmp(tensor.data, "5678", 4) == 0);
     ds41_file_destroy(file);
+    CHECK(live_allocations() == live);
+}
+
+TEST_CASE("opening and loading a checkpoint") {
+    const TestModel original = random_model(Format::fp8);
+    const Record expected = whole_prefill(original, kTape, kPrompt);
+    const CheckpointFolder folder(original);
+    const int64_t live = live_allocations();
+    {
+        ds41_checkpoint *opened = nullptr;
+        CHECK(survive(
+                  "ds41_checkpoint_load", Keeps::nothing, [&] { return ds41_checkpoint_load(&opened, folder.path()); },
+                  [&] { CHECK(opened == nullptr); }) > 0);
+        const Checkpoint checkpoint(opened);
+        ds41_checkpoint_tensor tensor;
+        ds41_checkpoint_tensor_init(&tensor, sizeof(tensor));
+        survive("ds41_checkpoint_get_tensor", [&] { return ds41_checkpoint_get_tensor(opened, 3, &tensor); });
+        ds41_memory memory;
+        ds41_memory_init(&memory, sizeof(memory));
+        survive("ds41_checkpoint_estimate_memory",
+                [&] { return ds41_checkpoint_estimate_memory(opened, nullptr, 1, 100, 1, &memory); });
+    }
+    CHECK(live_allocations() == live);
+    for (const uint32_t flags : {0u, DS41_LOAD_MAP, DS41_LOAD_EXPAND_FP8}) {
+        CAPTURE(flags);
+        ds41_load_options options;
+        ds41_load_options_init(&options, sizeof(options));
+        options.flags = flags;
+        options.n_threads = 1; // refusals are counted on this thread
+        ds41_model *loaded = nullptr;
+        CHECK(survive(
+                  "ds41_model_load", Keeps::nothing, [&] { return ds41_model_load(&loaded, folder.path(), &options); },
+                  [&] { CHECK(loaded == nullptr); }) > 0);
+        TestModel model{original.config, {}, nullptr};
+        model.handle.reset(loaded);
+        const Record record = whole_prefill(model, kTape, kPrompt);
+        if (flags != DS41_LOAD_EXPAND_FP8) check_same(record, expected, original.config);
+    }
     CHECK(live_allocations() == live);
 }
 

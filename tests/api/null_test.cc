@@ -1,6 +1,7 @@
 // Every function with NULL for every pointer: destroyers, initialisers and getters take it, all others refuse it by
 // name.
 #include "scene.h"
+#include "support_checkpoint.h"
 
 using namespace api_test;
 
@@ -44,6 +45,15 @@ std::vector<NullCall> null_calls() {
     ds41_layer_role_init(&role, sizeof(role));
     ds41_memory_init(&memory, sizeof(memory));
     tensor = view(&n_bytes, DS41_DTYPE_F32, {2});
+    static const CheckpointFolder folder(model);
+    static Checkpoint checkpoint;
+    if (!checkpoint) {
+        ds41_checkpoint *loaded = nullptr;
+        must(ds41_checkpoint_load(&loaded, folder.path()));
+        checkpoint.reset(loaded);
+    }
+    static ds41_checkpoint_tensor described;
+    ds41_checkpoint_tensor_init(&described, sizeof(described));
     return {
         {"ds41_tensor_get_bytes", "tensor", [](Scene &) { return ds41_tensor_get_bytes(nullptr, &n_bytes); }},
         {"ds41_tensor_get_bytes", "n_bytes", [](Scene &) { return ds41_tensor_get_bytes(&tensor, nullptr); }},
@@ -82,6 +92,34 @@ std::vector<NullCall> null_calls() {
          [](Scene &) { return ds41_model_estimate_memory(nullptr, 1, 1, 1, &memory); }},
         {"ds41_model_estimate_memory", "memory",
          [](Scene &) { return ds41_model_estimate_memory(model.get(), 1, 1, 1, nullptr); }},
+        {"ds41_checkpoint_load", "checkpoint", [](Scene &) { return ds41_checkpoint_load(nullptr, folder.path()); }},
+        {"ds41_checkpoint_load", "path",
+         [](Scene &) {
+             ds41_checkpoint *out = sentinel<ds41_checkpoint>();
+             const ds41_status status = ds41_checkpoint_load(&out, nullptr);
+             CHECK(out == sentinel<ds41_checkpoint>());
+             return status;
+         }},
+        {"ds41_checkpoint_get_config", "checkpoint",
+         [](Scene &) { return ds41_checkpoint_get_config(nullptr, &config_out); }},
+        {"ds41_checkpoint_get_config", "config",
+         [](Scene &) { return ds41_checkpoint_get_config(checkpoint.get(), nullptr); }},
+        {"ds41_checkpoint_get_tensor", "checkpoint",
+         [](Scene &) { return ds41_checkpoint_get_tensor(nullptr, 0, &described); }},
+        {"ds41_checkpoint_get_tensor", "tensor",
+         [](Scene &) { return ds41_checkpoint_get_tensor(checkpoint.get(), 0, nullptr); }},
+        {"ds41_checkpoint_estimate_memory", "checkpoint",
+         [](Scene &) { return ds41_checkpoint_estimate_memory(nullptr, nullptr, 1, 1, 1, &memory); }},
+        {"ds41_checkpoint_estimate_memory", "memory",
+         [](Scene &) { return ds41_checkpoint_estimate_memory(checkpoint.get(), nullptr, 1, 1, 1, nullptr); }},
+        {"ds41_model_load", "model", [](Scene &) { return ds41_model_load(nullptr, folder.path(), nullptr); }},
+        {"ds41_model_load", "path",
+         [](Scene &) {
+             ds41_model *out = sentinel<ds41_model>();
+             const ds41_status status = ds41_model_load(&out, nullptr, nullptr);
+             CHECK(out == sentinel<ds41_model>());
+             return status;
+         }},
         {"ds41_buffer_create", "buffer", [](Scene &) { return ds41_buffer_create(nullptr, model.get(), 64); }},
         {"ds41_buffer_create", "model",
          [](Scene &) {
@@ -222,7 +260,10 @@ TEST_CASE("initialisers and destroyers ignore NULL") {
     ds41_layer_weights_init(nullptr, 64);
     ds41_memory_init(nullptr, 64);
     ds41_ctx_options_init(nullptr, 64);
+    ds41_checkpoint_tensor_init(nullptr, 64);
+    ds41_load_options_init(nullptr, 64);
     ds41_file_destroy(nullptr);
+    ds41_checkpoint_destroy(nullptr);
     ds41_model_destroy(nullptr);
     ds41_buffer_destroy(nullptr);
     ds41_ctx_destroy(nullptr);
@@ -234,6 +275,12 @@ TEST_CASE("getters of NULL give nothing") {
     CHECK(ds41_file_get_tensor_name(nullptr, 0) == nullptr);
     CHECK(ds41_file_get_metadata(nullptr, "key") == nullptr);
     CHECK(std::string(ds41_model_get_backend(nullptr)).empty());
+    CHECK(std::string(ds41_checkpoint_get_format(nullptr)).empty());
+    CHECK(ds41_checkpoint_get_n_files(nullptr) == 0);
+    CHECK(ds41_checkpoint_get_file(nullptr, 0) == nullptr);
+    CHECK(ds41_checkpoint_get_n_tensors(nullptr) == 0);
+    CHECK(ds41_checkpoint_get_n_problems(nullptr) == 0);
+    CHECK(ds41_checkpoint_get_problem(nullptr, 0) == nullptr);
     CHECK(ds41_buffer_get_data(nullptr) == nullptr);
     CHECK(ds41_buffer_get_bytes(nullptr) == 0);
     CHECK(ds41_ctx_get_bytes(nullptr) == 0);

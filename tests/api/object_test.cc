@@ -1,5 +1,5 @@
 // The life of every object type, and every order in which model, context, sequence and buffer may go.
-#include "support.h"
+#include "support_checkpoint.h"
 
 #include <algorithm>
 #include <climits>
@@ -27,8 +27,25 @@ template <typename T> ds41_status into(void **out, const std::function<ds41_stat
     return status;
 }
 
-std::vector<ObjectType> object_types(const TestModel &model, const char *file_path) {
+std::vector<ObjectType> object_types(const TestModel &model, const char *file_path, const char *checkpoint_path) {
     return {
+        {"ds41_checkpoint_load",
+         [=](void **out) {
+             return into<ds41_checkpoint>(
+                 out, [=](ds41_checkpoint **c) { return ds41_checkpoint_load(c, checkpoint_path); });
+         },
+         [](void *object) {
+             const ds41_checkpoint *checkpoint = static_cast<ds41_checkpoint *>(object);
+             CHECK(ds41_checkpoint_get_n_problems(checkpoint) == 0);
+             CHECK(ds41_checkpoint_get_n_tensors(checkpoint) > 0);
+         },
+         [](void *object) { ds41_checkpoint_destroy(static_cast<ds41_checkpoint *>(object)); }},
+        {"ds41_model_load",
+         [=](void **out) {
+             return into<ds41_model>(out, [=](ds41_model **m) { return ds41_model_load(m, checkpoint_path, nullptr); });
+         },
+         [](void *object) { new_ctx(static_cast<ds41_model *>(object)); },
+         [](void *object) { ds41_model_destroy(static_cast<ds41_model *>(object)); }},
         {"ds41_file_load",
          [=](void **out) { return into<ds41_file>(out, [=](ds41_file **f) { return ds41_file_load(f, file_path); }); },
          [](void *object) {
@@ -81,7 +98,8 @@ std::vector<ObjectType> object_types(const TestModel &model, const char *file_pa
 TEST_CASE("create, use, destroy, for every type, twice at once") {
     const TestModel model = random_model(small_config());
     const TempFile file(safetensors(kHeader, "12345678"));
-    for (const ObjectType &type : object_types(model, file.path())) {
+    const CheckpointFolder folder(model);
+    for (const ObjectType &type : object_types(model, file.path(), folder.path())) {
         CAPTURE(std::string(type.create));
         void *first = nullptr, *second = nullptr;
         must(type.make(&first));

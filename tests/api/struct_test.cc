@@ -1,6 +1,6 @@
 // Structs that can grow: too small is refused; a larger one is served while the unknown tail is zero, or, where the
 // call fills it, is given a zero tail. And what the `_init` functions promise.
-#include "support.h"
+#include "support_checkpoint.h"
 
 #include <cstring>
 #include <functional>
@@ -30,6 +30,13 @@ std::vector<StructCall> struct_calls() {
     static TestModel model = empty_model(config);
     static LayerStorage layer = random_layer(config, 0, Format::bf16, kSeed);
     static TestModel frozen = random_model(config); // contexts go here, layers there
+    static const CheckpointFolder folder(frozen);
+    static Checkpoint checkpoint;
+    if (!checkpoint) {
+        ds41_checkpoint *loaded = nullptr;
+        must(ds41_checkpoint_load(&loaded, folder.path()));
+        checkpoint.reset(loaded);
+    }
     const auto fill_config = [](void *m) { *as<ds41_config>(m) = config; };
     const auto init_config = [](void *m) { ds41_config_init(as<ds41_config>(m), sizeof(ds41_config)); };
     return {
@@ -73,6 +80,25 @@ std::vector<StructCall> struct_calls() {
         {"ds41_model_estimate_memory", "memory", true, sizeof(ds41_memory),
          [](void *m) { ds41_memory_init(as<ds41_memory>(m), sizeof(ds41_memory)); },
          [](void *m) { return ds41_model_estimate_memory(model.get(), 1, 10, 1, as<ds41_memory>(m)); }},
+        {"ds41_checkpoint_get_config", "config", true, sizeof(ds41_config), init_config,
+         [](void *m) { return ds41_checkpoint_get_config(checkpoint.get(), as<ds41_config>(m)); }},
+        {"ds41_checkpoint_get_tensor", "tensor", true, sizeof(ds41_checkpoint_tensor),
+         [](void *m) { ds41_checkpoint_tensor_init(as<ds41_checkpoint_tensor>(m), sizeof(ds41_checkpoint_tensor)); },
+         [](void *m) { return ds41_checkpoint_get_tensor(checkpoint.get(), 0, as<ds41_checkpoint_tensor>(m)); }},
+        {"ds41_checkpoint_estimate_memory", "memory", true, sizeof(ds41_memory),
+         [](void *m) { ds41_memory_init(as<ds41_memory>(m), sizeof(ds41_memory)); },
+         [](void *m) {
+             return ds41_checkpoint_estimate_memory(checkpoint.get(), nullptr, 1, 10, 1, as<ds41_memory>(m));
+         }},
+        {"ds41_model_load", "options", false, sizeof(ds41_load_options),
+         [](void *m) { ds41_load_options_init(as<ds41_load_options>(m), sizeof(ds41_load_options)); },
+         [](void *m) {
+             ds41_model *created = nullptr;
+             const ds41_status status = ds41_model_load(&created, folder.path(), as<ds41_load_options>(m));
+             CHECK((created != nullptr) == (status == DS41_STATUS_OK));
+             ds41_model_destroy(created);
+             return status;
+         }},
         {"ds41_ctx_create", "options", false, sizeof(ds41_ctx_options),
          [](void *m) { ds41_ctx_options_init(as<ds41_ctx_options>(m), sizeof(ds41_ctx_options)); },
          [](void *m) {
@@ -224,6 +250,18 @@ TEST_CASE("_init functions fill the whole struct") {
     ds41_memory_init(&memory, sizeof(memory));
     CHECK(memory.struct_size == sizeof(memory));
     CHECK(is_zero_but(memory, 0, 4));
+
+    ds41_checkpoint_tensor tensor;
+    std::memset(&tensor, 0xA5, sizeof(tensor));
+    ds41_checkpoint_tensor_init(&tensor, sizeof(tensor));
+    CHECK(tensor.struct_size == sizeof(tensor));
+    CHECK(is_zero_but(tensor, 0, 4));
+
+    ds41_load_options load_options;
+    std::memset(&load_options, 0xA5, sizeof(load_options));
+    ds41_load_options_init(&load_options, sizeof(load_options));
+    CHECK(load_options.struct_size == sizeof(load_options));
+    CHECK(is_zero_but(load_options, 0, 4));
 
     ds41_ctx_options ctx_options;
     std::memset(&ctx_options, 0xA5, sizeof(ctx_options));

@@ -23,6 +23,7 @@ using Ctx = std::unique_ptr<ds41_ctx, Destroy<ds41_ctx_destroy>>;
 using Seq = std::unique_ptr<ds41_seq, Destroy<ds41_seq_destroy>>;
 using Buffer = std::unique_ptr<ds41_buffer, Destroy<ds41_buffer_destroy>>;
 using File = std::unique_ptr<ds41_file, Destroy<ds41_file_destroy>>;
+using Checkpoint = std::unique_ptr<ds41_checkpoint, Destroy<ds41_checkpoint_destroy>>;
 
 // ---- Statuses and messages ------------------------------------------------------------------------------------------
 

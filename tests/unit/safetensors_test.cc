@@ -3,6 +3,7 @@
 #include "checkpoint/mapping.h"
 #include "checkpoint/safetensors.h"
 #include "error.h"
+#include "support/allocation_meter.h"
 
 #include <doctest/doctest.h>
 
@@ -527,6 +528,35 @@ TEST_CASE("safetensors: any flipped bit of the header is read within bounds or r
     }
     // What passes is a bit in a name or in the metadata's texts; structure and numbers never do.
     CHECK(n_refused > static_cast<int>(4 * n_header));
+}
+
+TEST_CASE("safetensors: memory for a header is a small multiple of the header") {
+    std::string pairs, entries, sizes;
+    for (int i = 0; i < 20000; ++i) {
+        pairs += (i ? ",\"" : "\"") + std::to_string(i) + "\":\"\"";
+        entries += (i ? ",\"" : "\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+        sizes += i ? ",1" : "1";
+    }
+    struct Case {
+        std::string name;
+        std::string header;
+    };
+    const Case cases[] = {
+        {"many pairs of metadata", "{\"__metadata__\":{" + pairs + "}}"},
+        {"many tensors", "{" + entries + "}"},
+        {"one long shape", R"({"a":{"shape":[)" + sizes + "]}}"},
+        {"one long name", "{\"" + std::string(200000, 'n') + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})"},
+        {"one long name that is cut short", "{\"" + std::string(200000, 'n') + "}"},
+    };
+    for (const Case &c : cases) {
+        CAPTURE(c.name);
+        const Bytes bytes(file_of(c.header));
+        ds41::test::AllocationMeter meter;
+        refusal_of([&] { SafetensorsFile opened(bytes.span()); });
+        // Entries of 90 bytes for 50 or more, pairs of 8 and their text for 6 or more, and what growing vectors and
+        // strings leave behind; errors of the JSON library quote the text some times over.
+        CHECK(meter.n_bytes() <= 16 * c.header.size() + 4096);
+    }
 }
 
 TEST_CASE("safetensors: a file on disk is mapped, and its refusals begin with the path") {

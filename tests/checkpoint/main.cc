@@ -1,0 +1,3 @@
+// Runs the compiled checkpoint tests.
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include <doctest/doctest.h>
