@@ -1,0 +1,174 @@
+// One row per option. Values come as the next argument or after `=`; what is no option is the mode, then its path.
+#include "options.h"
+
+#include "machine.h"
+#include "modes.h"
+
+#include <charconv>
+#include <set>
+#include <string_view>
+#include <vector>
+
+namespace bench {
+
+namespace {
+
+template <class Number> bool read_number(std::string_view text, Number &number) {
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+    return error == std::errc() && stop == text.data() + text.size();
+}
+
+template <class Number>
+Number number_between(const char *option, const std::string &text, Number least, Number most, const char *what) {
+    Number number = {};
+    if (!read_number(text, number) || !(number >= least && number <= most))
+        throw BadUsage(std::string(option) + " is '" + text + "', need " + what);
+    return number;
+}
+
+void set_seconds(Options &options, const std::string &value) {
+    options.limits.seconds = number_between("--seconds", value, 1e-3, 86400.0, "a number from 0.001 to 86400");
+}
+
+void set_rounds(Options &options, const std::string &value) {
+    options.limits.rounds = number_between<int64_t>("--rounds", value, 1, 1000000, "a count from 1 to 1000000");
+}
+
+void set_threads(Options &options, const std::string &value) {
+    options.threads = number_between("--threads", value, 1, 1024, "a count from 1 to 1024");
+}
+
+/// "A-B", both included, or "A".
+void set_layers(Options &options, const std::string &value) {
+    const std::string_view text = value;
+    const size_t dash = text.find('-');
+    int32_t first = -1, last = -1;
+    const bool is_read = read_number(text.substr(0, dash), first) &&
+                         (dash == std::string_view::npos || read_number(text.substr(dash + 1), last));
+    if (dash == std::string_view::npos) last = first;
+    if (!is_read || first < 0 || last < first || last >= INT32_MAX)
+        throw BadUsage("--layers is '" + value + "', need A-B or A: numbers of the first layer and the last");
+    options.first_layer = first;
+    options.n_layers = last - first + 1;
+}
+
+struct Row {
+    const char *name;
+    bool takes_value;
+    bool is_common; ///< To all modes.
+    void (*set)(Options &options, const std::string &value);
+};
+
+constexpr Row kRows[] = {
+    {"--mode", true, true, [](Options &options, const std::string &value) { options.mode = value; }},
+    {"--seconds", true, true, set_seconds},
+    {"--rounds", true, true, set_rounds},
+    {"--threads", true, true, set_threads},
+    {"--json", false, true, [](Options &options, const std::string &) { options.json = true; }},
+    {"--help", false, true, [](Options &options, const std::string &) { options.help = true; }},
+    {"--version", false, true, [](Options &options, const std::string &) { options.version = true; }},
+    {"--backend", true, false, [](Options &options, const std::string &value) { options.backend = value; }},
+    {"--layers", true, false, set_layers},
+};
+
+const Row &find_row(const std::string &name) {
+    for (const Row &row : kRows)
+        if (row.name == name) return row;
+    throw BadUsage("there is no option " + name);
+}
+
+std::string mode_names() {
+    std::string names;
+    for (const Mode &mode : all_modes()) names += (names.empty() ? "" : ", ") + std::string(mode.name);
+    return names;
+}
+
+/// What only fits together, or does not.
+void check(Options &options, const std::vector<std::string> &plain, const std::set<std::string> &special) {
+    size_t n_used = 0;
+    if (options.mode.empty() && n_used < plain.size()) options.mode = plain[n_used++];
+    if (options.mode.empty()) throw BadUsage("no mode is given, need one of: " + mode_names());
+    const Mode *mode = find_mode(options.mode);
+    if (!mode) throw BadUsage("there is no mode '" + options.mode + "', need one of: " + mode_names());
+    if (mode->takes_path && n_used == plain.size()) throw BadUsage("mode " + options.mode + " needs a path");
+    if (mode->takes_path) options.path = plain[n_used++];
+    if (n_used < plain.size()) throw BadUsage("mode " + options.mode + " takes no argument '" + plain[n_used] + "'");
+    for (const std::string &name : special)
+        if (std::string_view(mode->options).find(" " + name + " ") == std::string_view::npos)
+            throw BadUsage("mode " + options.mode + " takes no option " + name);
+}
+
+} // namespace
+
+Options parse_options(int argc, const char *const *argv) {
+    Options options;
+    options.threads = n_usable_cpus();
+    std::vector<std::string> plain;
+    std::set<std::string> special; // options that only some modes take
+    bool only_plain = false;
+    for (int i = 1; i < argc; ++i) {
+        const std::string argument = argv[i];
+        if (only_plain || !argument.starts_with("-") || argument == "-") {
+            plain.push_back(argument);
+            continue;
+        }
+        if (argument == "--") {
+            only_plain = true;
+            continue;
+        }
+        const size_t equals = argument.find('=');
+        const std::string name = argument == "-h" ? "--help" : argument.substr(0, equals);
+        const Row &row = find_row(name);
+        std::string value;
+        if (!row.takes_value && equals != std::string::npos) throw BadUsage(name + " takes no value");
+        if (row.takes_value && equals == std::string::npos && i + 1 == argc) throw BadUsage(name + " needs a value");
+        if (row.takes_value) value = equals == std::string::npos ? argv[++i] : argument.substr(equals + 1);
+        if (!row.is_common) special.insert(name);
+        row.set(options, value);
+    }
+    if (!options.help && !options.version) check(options, plain, special);
+    return options;
+}
+
+std::string help_text() {
+    std::string text = "usage: ds41-bench MODE [PATH] [OPTION]...\n\nMeasures libds41 on this machine.\n\n";
+    for (const Mode &mode : all_modes()) {
+        const std::string usage = std::string(mode.name) + (mode.takes_path ? " PATH" : "");
+        text += "  " + usage + std::string(usage.size() < 16 ? 16 - usage.size() : 1, ' ') + mode.summary + "\n";
+    }
+    return text + R"(
+  --mode NAME     the mode, instead of the first argument
+  --seconds N     measure each case for N seconds (default 5), but for three rounds at least
+  --rounds N      measure each case for N rounds instead
+  --threads N     threads of contestants that can have several; default: one per usable CPU
+  --json          print one JSON document instead of tables
+  --help          print this
+  --version       print the versions of the tool and of the library
+
+  --layers A-B    load: only these layers, both included; default: all that the checkpoint holds
+  --backend NAME  load: backend to load for; default: the best that runs here
+
+Mode load measures until the model is ready: `copied` with the weights in memory of the model, `mapped` with those left
+in the mapping of the files that the backend can read there, whose pages are read at their first use. The floor is a
+read() of as many bytes of each file, from its start on, into one buffer. With a warm page cache, and with a cold one
+where the files leave it on request; below a virtual machine the host's cache may still hold them.
+
+Every contestant of a case runs once untimed; then they run in rounds, each once a round, in an order that rotates.
+A sample is dropped when other processes took the CPUs away meanwhile: involuntary context switches (of long samples
+more than one per 20 ms), or, where one thread only computes, CPU time below 95 % of wall time.
+
+Columns and JSON members:
+  median us     time of one run: the median over the samples kept (JSON: us.median, with the quartiles us.q1, us.q3)
+  spread        distance of the quartiles, as a share of the median
+  GB/s          bytes that a run has to read, over the median; GFLOP/s: likewise its arithmetic, where that is told
+  of floor      time of the floor / time of this contestant: 1 is as fast as the floor. Median and quartiles of the
+                ratios within a round (JSON: floor_ratio)
+  to baseline   time of the baseline / time of this contestant: 2 is twice as fast (JSON: baseline_ratio)
+  kept, dropped samples (JSON: n_kept, n_dropped)
+Absolute times of shared machines wander; compare the ratios.
+
+exit status: 0 measured; 1 something failed on the way; 2 the usage is wrong
+)";
+}
+
+} // namespace bench

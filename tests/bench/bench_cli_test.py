@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Runs ds41-bench on little work and holds what it prints to its form, never a time. Standard library only.
+
+Usage: bench_cli_test.py BENCH MAKE_CHECKPOINTS FIXTURES.
+"""
+import json
+import os
+import pathlib
+import pty
+import subprocess
+import sys
+import tempfile
+import unittest
+
+BENCH, MAKE_CHECKPOINTS, FIXTURES = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
+CASE = FIXTURES / "e_fp8_weights.safetensors"
+
+
+def make_checkpoint(form, path):
+    command = [sys.executable, MAKE_CHECKPOINTS, "--form", form, "--out", path, CASE]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def run(*arguments):
+    return subprocess.run([BENCH, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+class BenchTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+        cls.release, cls.gguf = cls.folder / "release", cls.folder / "model.gguf"
+        make_checkpoint("release", cls.release)
+        make_checkpoint("gguf", cls.gguf)
+
+    def document(self, *arguments):
+        result = run(*arguments, "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def check_summary(self, summary, n_most):
+        self.assertEqual(set(summary), {"median", "q1", "q3", "n"})
+        self.assertLess(0, summary["q1"])
+        self.assertLessEqual(summary["q1"], summary["median"])
+        self.assertLessEqual(summary["median"], summary["q3"])
+        self.assertIn(summary["n"], range(1, n_most + 1))
+
+    def check_records(self, document, n_rounds):
+        """The form of all records; figures are there exactly where samples were kept."""
+        self.assertEqual(document["tool"], "ds41-bench")
+        by_case = {}
+        for record in document["records"]:
+            self.assertEqual(record["n_kept"] + record["n_dropped"], n_rounds)
+            self.assertEqual((record["cpu"], record["library"]), (document["cpu"], document["library"]))
+            self.assertGreater(record["bytes"], 0)
+            self.assertIsNone(record["flops"])
+            self.assertIsNone(record["gflop_per_s"])
+            if record["n_kept"]:
+                self.check_summary(record["us"], n_rounds)
+                self.assertEqual(record["us"]["n"], record["n_kept"])
+                self.assertAlmostEqual(record["gb_per_s"] * record["us"]["median"] * 1e3 / record["bytes"], 1)
+            else:
+                self.assertIsNone(record["us"])
+                self.assertIsNone(record["gb_per_s"])
+            for kind in ("floor", "baseline"):
+                if record[kind + "_ratio"]:
+                    self.check_summary(record[kind + "_ratio"], record["n_kept"])
+                if record[kind] == record["contestant"] and record["n_kept"]:
+                    self.assertEqual(record[kind + "_ratio"], {"median": 1, "q1": 1, "q3": 1, "n": record["n_kept"]})
+            by_case.setdefault(record["case"], []).append(record)
+        for records in by_case.values():
+            names = [record["contestant"] for record in records]
+            self.assertEqual(len(names), len(set(names)))
+            for record in records:
+                self.assertIn(record["floor"], names)
+                self.assertIn(record["baseline"], names)
+        return by_case
+
+    def check_load(self, path, *arguments):
+        by_case = self.check_records(document := self.document("load", path, "--rounds", 4, *arguments), 4)
+        cases = list(by_case) + [skipped["case"] for skipped in document["not_measured"]]
+        self.assertEqual(len(cases), 2)
+        self.assertTrue(cases[0].endswith("warm page cache"), cases)
+        self.assertTrue(cases[1].endswith("cold page cache"), cases)
+        self.assertIn(cases[0], by_case)
+        for records in by_case.values():
+            self.assertEqual([r["contestant"] for r in records], ["read()", "load, copied", "load, mapped"])
+            self.assertEqual(len({r["bytes"] for r in records}), 1)
+            self.assertEqual({r["mode"] for r in records}, {"load"})
+            self.assertEqual(len({r["backend"] for r in records}), 1)
+            self.assertNotEqual(records[0]["backend"], "")
+        return by_case[cases[0]][0]
+
+    def test_load_of_both_forms(self):
+        for path in (self.release, self.gguf):
+            with self.subTest(path=path.name):
+                record = self.check_load(path)
+                size = sum(f.stat().st_size for f in ([path] if path.is_file() else path.iterdir()))
+                self.assertLess(record["bytes"], size)
+
+    def test_a_range_of_layers_is_its_part_of_the_whole(self):
+        every = self.check_load(self.release)
+        first = self.check_load(self.release, "--layers", "0-1", "--threads", 1)
+        rest = self.check_load(self.release, "--layers", "2-4")
+        self.assertEqual(first["bytes"] + rest["bytes"], every["bytes"])
+        self.assertTrue(first["case"].startswith("2 layers, "), first["case"])
+        held = [float(record["note"].split(" MB")[0].split()[-1]) for record in (first, rest, every)]
+        self.assertLess(0, held[0])
+        self.assertAlmostEqual(held[0] + held[1], held[2], delta=0.02)  # of what the model took, to two decimals
+
+    def test_the_backend_is_the_one_asked_for(self):
+        self.assertEqual(self.check_load(self.release, "--backend", "reference")["backend"], "reference")
+
+    def test_read(self):
+        document = self.document("read", "--rounds", 3, "--threads", 2)
+        (records,) = self.check_records(document, 3).values()
+        self.assertEqual([record["threads"] for record in records], [1, 2])
+
+    def test_the_table_shows_every_contestant(self):
+        result = run("load", self.release, "--rounds", 3)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for word in ("read()", "load, copied", "load, mapped", "floor", "baseline", "warm page cache", "GB/s"):
+            self.assertIn(word, result.stdout)
+        self.assertNotIn("[#", result.stderr)  # no progress bar in a pipe
+
+    def test_a_terminal_gets_a_progress_bar(self):
+        ours, theirs = pty.openpty()
+        command = [BENCH, "load", self.release, "--rounds", "3"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs)
+        os.close(theirs)
+        shown = b""
+        try:
+            while data := os.read(ours, 4096):
+                shown += data
+        except OSError:  # the other end is closed
+            pass
+        os.close(ours)
+        self.assertEqual(process.wait(), 0)
+        self.assertIn(b"\r[####################] 100 %", shown)
+        self.assertIn(b"attn", shown)  # a tensor's name
+        self.assertIn(b"\r\x1b[K", shown)  # and the line is wiped
+
+    def test_what_fails_is_one_sentence_and_status_1(self):
+        for arguments, word in (
+            (("load", self.folder / "nothing"), "nothing"),
+            (("load", CASE), "config.json"),
+            (("load", self.release, "--layers", "900"), "900"),
+            (("load", self.release, "--backend", "none such"), "none such"),
+        ):
+            with self.subTest(arguments=arguments):
+                result = run(*arguments)
+                self.assertEqual((result.returncode, result.stdout), (1, ""))
+                self.assertTrue(result.stderr.startswith("ds41-bench: "), result.stderr)
+                self.assertEqual(result.stderr.count("\n"), 1)
+                self.assertIn(word, result.stderr)
+
+    def test_a_bad_option_is_one_sentence_and_status_2(self):
+        result = run("load", self.release, "--seconds", "soon")
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
+        sentence = "--seconds is 'soon', need a number from 0.001 to 86400; see --help"
+        self.assertEqual(result.stderr, f"ds41-bench: {sentence}\n")
+
+    def test_help_and_version(self):
+        self.assertIn("usage: ds41-bench", run("--help").stdout)
+        self.assertRegex(run("--version").stdout, r"^ds41-bench \d+\.\d+\.\d+, libds41 \d+\.\d+\.\d+\n$")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
