@@ -1,8 +1,9 @@
 #!/bin/sh
 # Builds the library with its tests and runs every one. CC and CXX choose the compilers (and the build folder).
-usage='usage: sh tests/run.sh [--sanitize | --valgrind] [--build FOLDER] [--suite NAME]... [-DOPTION=VALUE]...
+usage='usage: sh tests/run.sh [--sanitize | --threads | --valgrind] [--build FOLDER] [--suite NAME]... [-DOPTION=VALUE]...
 
   --sanitize      build with AddressSanitizer and UndefinedBehaviorSanitizer, into build-asan
+  --threads       build the tests of threads with ThreadSanitizer, into build-tsan, and run those
   --valgrind      run the unit and api suites under valgrind, from build-valgrind
   --build FOLDER  build into FOLDER instead
   --suite NAME    run one suite only; may be given more than once
@@ -12,10 +13,10 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$root"
 . tests/support/setup.sh
 
-kind=release folder='' suites='' options=''
+kind=release folder='' suites='' options='' targets=''
 while [ $# -gt 0 ]; do
     case $1 in
-    --sanitize | --valgrind) kind=${1#--} ;;
+    --sanitize | --threads | --valgrind) kind=${1#--} ;;
     --build) folder=${2:?--build needs a folder} && shift ;;
     --suite) suites="$suites --suite ${2:?--suite needs a name}" && shift ;;
     -D?*=*) options="$options $1" ;;
@@ -46,6 +47,15 @@ sanitize)
     case "${CC:-} ${CXX:-}" in *clang*) packages="$packages libclang-rt-dev" ;; esac
     set -- --timeout-multiplier 4
     ;;
+threads)
+    : "${folder:=build-tsan$suffix}"
+    options="-Db_sanitize=thread -Db_lundef=false -Dbuildtype=debug -Doptimization=1 $options"
+    export TSAN_OPTIONS="${TSAN_OPTIONS:-halt_on_error=1}"
+    targets='tests/parity/cpu_test tests/api/threads_test'
+    case "${CC:-} ${CXX:-}" in *clang*) packages="$packages libclang-rt-dev" ;; esac
+    set -- --timeout-multiplier 4
+    : "${suites:=--suite threads}"
+    ;;
 valgrind)
     : "${folder:=build-valgrind$suffix}"
     options="-Dbuildtype=debugoptimized $options"
@@ -63,7 +73,8 @@ build_log=$folder/run-build.log test_log=$folder/run-test.log
 echo "Building into $folder"
 # shellcheck disable=SC2086
 quietly "$build_log" configure "$folder" -Dtests=enabled -Dtools=enabled -Dexamples=enabled $options || exit 1
-quietly "$build_log" ninja -C "$folder" || exit 1
+# shellcheck disable=SC2086
+quietly "$build_log" ninja -C "$folder" $targets || exit 1
 
 echo "Testing; all lines: $test_log"
 status=0

@@ -20,8 +20,8 @@
  *              different objects may be used by different threads at once. There is no other shared state.
  * Layout       Tensors are row-major and contiguous. Shapes are written outermost first. Positions count from 0.
  *
- * "Enqueues" means that the work may go on after the call returns; ds41_ctx_synchronize() waits for it. The reference
- * backend has finished when a call returns.
+ * "Enqueues" means that the work may go on after the call returns; ds41_ctx_synchronize() waits for it. The cpu and
+ * reference backends have finished when a call returns.
  */
 #ifndef DS41_DS41_H
 #define DS41_DS41_H
@@ -718,12 +718,43 @@ DS41_API ds41_status ds41_buffer_download(const ds41_buffer *buffer, uint64_t of
 /** Executes steps: a stream, workspaces, and the step in flight with what its layers publish for each other. */
 typedef struct ds41_ctx ds41_ctx;
 
+/** One part of a step's work: to be called with each index of [0, n) of the ds41_parallel_fn call that brought it. */
+typedef void (*ds41_task_fn)(void *task_arg, int32_t index);
+
+/**
+ * A host's own parallel-for: call task(task_arg, i) for each i of [0, n), on any threads, at once or one after the
+ * other, and return when all have returned. n is at most ds41_ctx_options.n_threads.
+ *
+ * @param user  The pointer given beside the function.
+ *
+ * Called on the thread of the call that has work to do, any number of times, never from within a task. Must not call
+ * back into the library with the same context, throw, or jump out. Outputs do not depend on what it does with the
+ * indices. Since 0.1.
+ */
+typedef void (*ds41_parallel_fn)(int32_t n, ds41_task_fn task, void *task_arg, void *user);
+
+/** ds41_ctx_options.flags: bind each thread of the context, but not the caller's, to a CPU of its own (Linux). */
+#define DS41_CTX_PIN_THREADS 1u
+
+/** Most threads of a context. */
+#define DS41_MAX_THREADS 1024
+
+/**
+ * The cpu backend computes on the caller's thread and n_threads - 1 of its own, which belong to the context, start with
+ * its first step, block all signals and sleep between steps; a step too short to be shared does not wake them. Outputs
+ * are the same bits for any number of threads. Backends without threads ignore the last four members.
+ */
 typedef struct ds41_ctx_options {
     uint32_t struct_size;
     uint32_t reserved;    /**< 0. */
     void *stream;         /**< A CUDA stream on a CUDA backend; NULL elsewhere. Borrowed until destroy. */
     int64_t topk_end_pos; /**< DS41_TOPK_TORCH_CPU only: rank as if each prefill ended at this position (the end of the
                                whole prompt) when its chunk ends before it. 0: at the end of the chunk. */
+    int32_t n_threads;    /**< Threads that a step may use, the caller's among them: 1 for none but it, at most
+                               DS41_MAX_THREADS; 0, the default: as many as CPUs that the process may run on. */
+    uint32_t flags;       /**< DS41_CTX_*; 0 is the default. */
+    ds41_parallel_fn parallel; /**< Runs the context's work instead of threads of its own; NULL for those. */
+    void *parallel_user;       /**< Passed to `parallel`. Borrowed until destroy. */
 } ds41_ctx_options;
 
 /** Set struct_size and the defaults. NULL is ignored. Since 0.1. */
@@ -733,7 +764,10 @@ DS41_API void ds41_ctx_options_init(ds41_ctx_options *options, size_t struct_siz
  * Create a context. The model is immutable from here on.
  *
  * @param options  Borrowed for the call; NULL for the defaults.
- * @retval DS41_STATUS_INVALID_ARGUMENT  A stream on a backend without streams; topk_end_pos out of range.
+ * @retval DS41_STATUS_INVALID_ARGUMENT  A stream on a backend without streams; topk_end_pos or n_threads out of range;
+ *                                       flags that there are not; parallel_user without parallel.
+ * @retval DS41_STATUS_NO_BACKEND        The environment variable DS41_CPU_TARGET names no instruction set of this
+ *                                       machine.
  * @retval DS41_STATUS_OUT_OF_MEMORY
  * Any thread. Since 0.1.
  */
@@ -873,8 +907,8 @@ DS41_API ds41_status ds41_decode_body(ds41_ctx *ctx, int32_t layer, const ds41_t
 /**
  * Whether ds41_decode_body() of a layer may be captured into a graph as the context stands.
  *
- * @param capturable  1 or 0. 0 on backends without graphs (reference), with DS41_TOPK_TORCH_CPU on index sources, and
- *                    while a tap is set.
+ * @param capturable  1 or 0. 0 on backends without graphs (cpu, reference), with DS41_TOPK_TORCH_CPU on index sources,
+ *                    and while a tap is set.
  * @retval DS41_STATUS_INVALID_LAYER
  * Host only. Since 0.1.
  */

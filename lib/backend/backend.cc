@@ -1,6 +1,7 @@
 // The table of backends, and the choice by name.
 #include "backend/backend.h"
 
+#include "backend/cpu/stages.h"
 #include "backend/reference/rank.h"
 #include "backend/reference/stages.h"
 #include "error.h"
@@ -17,11 +18,12 @@ bool always() noexcept {
     return true;
 }
 
-std::unique_ptr<Stages> create_reference_stages() {
+std::unique_ptr<Stages> create_reference_stages(const StageOptions &) {
     return std::make_unique<ReferenceStages>();
 }
 
 constexpr Backend kBackends[] = {
+    {"cpu", always, host_memory, create_cpu_stages, reference::has_torch_cpu_ranking, false, false},
     {"reference", always, host_memory, create_reference_stages, reference::has_torch_cpu_ranking, false, false},
 };
 

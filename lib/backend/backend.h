@@ -12,7 +12,7 @@ struct Backend {
     const char *name;
     bool (*available)() noexcept; // can it run on this machine
     const Memory &(*memory)() noexcept;
-    std::unique_ptr<Stages> (*create_stages)();
+    std::unique_ptr<Stages> (*create_stages)(const StageOptions &options);
     bool (*has_torch_topk)() noexcept; // whether DS41_TOPK_TORCH_CPU can be kept
     bool has_streams;                  // whether a context may bring one
     bool has_graphs;                   // whether a decode step can be captured

@@ -120,6 +120,17 @@ struct StageSizes {
     std::int64_t n_groups = 0; // most that any token of the step may see or rank
     std::int32_t n_group_slots = 0;
     std::int64_t n_window_rows = 0; // most that any token attends to
+    ds41_topk_rule topk_rule = DS41_TOPK_STABLE;
+};
+
+// How a context's stages run. Backends that compute elsewhere, or on one thread, do without threads.
+struct StageOptions {
+    int n_threads = 1;                   // the caller's among them; 0: as many as CPUs that the process may use
+    bool pin_threads = false;            // each thread but the caller's to a CPU of its own
+    ds41_parallel_fn parallel = nullptr; // the caller's parallel-for, instead of threads
+    void *parallel_user = nullptr;
+    bool share_all = false;           // however short the work is, for tests
+    const char *cpu_target = nullptr; // instruction set of the cpu backend; null: DS41_CPU_TARGET, or the best
 };
 
 class Stages {

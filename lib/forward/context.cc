@@ -35,8 +35,27 @@ void check_io(const ds41_tensor &x, const ds41_tensor &out, std::int64_t n_token
 
 } // namespace
 
+namespace {
+
+std::unique_ptr<Stages> create_stages(const Model &model, const ds41_ctx_options &options) {
+    DS41_CHECK(options.n_threads >= 0 && options.n_threads <= DS41_MAX_THREADS, DS41_STATUS_INVALID_ARGUMENT,
+               "options.n_threads is %d, need a value in [0, %d]", options.n_threads, DS41_MAX_THREADS);
+    DS41_CHECK((options.flags & ~DS41_CTX_PIN_THREADS) == 0, DS41_STATUS_INVALID_ARGUMENT,
+               "options.flags is 0x%x, need bits of DS41_CTX_PIN_THREADS (0x%x)", options.flags, DS41_CTX_PIN_THREADS);
+    DS41_CHECK(options.parallel != nullptr || options.parallel_user == nullptr, DS41_STATUS_INVALID_ARGUMENT,
+               "options.parallel_user is set but options.parallel is NULL, need both or NULL");
+    StageOptions stage_options;
+    stage_options.n_threads = options.n_threads;
+    stage_options.pin_threads = (options.flags & DS41_CTX_PIN_THREADS) != 0;
+    stage_options.parallel = options.parallel;
+    stage_options.parallel_user = options.parallel_user;
+    return model.backend().create_stages(stage_options);
+}
+
+} // namespace
+
 Context::Context(std::shared_ptr<const Model> model, const ds41_ctx_options &options)
-    : model_(std::move(model)), stages_(model_->backend().create_stages()),
+    : model_(std::move(model)), stages_(create_stages(*model_, options)),
       rank_end_(model_->topk_rule() == DS41_TOPK_TORCH_CPU ? options.topk_end_pos : 0) {
     DS41_CHECK(options.reserved == 0, DS41_STATUS_INVALID_ARGUMENT, "options.reserved is %u, need 0", options.reserved);
     DS41_CHECK(options.stream == nullptr || model_->backend().has_streams, DS41_STATUS_INVALID_ARGUMENT,
@@ -141,7 +160,9 @@ bool Context::capturable(int layer) const {
 
 std::size_t context_bytes_for(const Model &model, std::int64_t n_tokens, std::int64_t end_pos) {
     const StepSizes sizes = plan_step(model, n_tokens, end_pos, 0);
-    std::size_t sum = model.backend().create_stages()->needed_bytes(model.config(), sizes.stages);
+    StageOptions options;
+    options.n_threads = 0; // as ds41_ctx_options has it
+    std::size_t sum = model.backend().create_stages(options)->needed_bytes(model.config(), sizes.stages);
     for (const std::size_t bytes : Workspace::buffer_bytes(model.config(), sizes)) sum += bytes;
     return sum;
 }

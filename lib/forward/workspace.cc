@@ -33,6 +33,7 @@ StepSizes plan_step(const Model &model, std::int64_t n_tokens, std::int64_t end_
             static_cast<std::int32_t>(std::min<std::int64_t>(c.candidate_topk_blocks, in_steps_of(64, n_blocks)));
     }
     sizes.stages.n_tile_tokens = sizes.n_tile;
+    sizes.stages.topk_rule = model.topk_rule();
     sizes.stages.n_groups = in_steps_of(1024, n_groups);
     sizes.stages.n_group_slots = sizes.n_group_slots;
     sizes.stages.n_window_rows = std::min<std::int64_t>(c.window_size, in_steps_of(64, end_pos));

@@ -247,12 +247,26 @@ TEST_CASE("options are checked") {
     int place = 0;
     ds41_ctx_options options;
     ds41_ctx *ctx = nullptr;
-    if (std::string(ds41_model_get_backend(model.get())) == "reference") {
+    if (std::string(ds41_model_get_backend(model.get())) != "cuda") {
         ds41_ctx_options_init(&options, sizeof(options));
         options.stream = &place;
         check_refused(ds41_ctx_create(&ctx, model.get(), &options), {DS41_STATUS_INVALID_ARGUMENT}, "ds41_ctx_create",
                       {"stream"});
     }
+    for (const int32_t n : {-1, DS41_MAX_THREADS + 1, INT32_MAX, INT32_MIN}) {
+        ds41_ctx_options_init(&options, sizeof(options));
+        options.n_threads = n;
+        check_refused(ds41_ctx_create(&ctx, model.get(), &options), {DS41_STATUS_INVALID_ARGUMENT}, "ds41_ctx_create",
+                      {"n_threads", std::to_string(n), std::to_string(DS41_MAX_THREADS)});
+    }
+    ds41_ctx_options_init(&options, sizeof(options));
+    options.flags = DS41_CTX_PIN_THREADS | 0x10;
+    check_refused(ds41_ctx_create(&ctx, model.get(), &options), {DS41_STATUS_INVALID_ARGUMENT}, "ds41_ctx_create",
+                  {"flags", "0x11"});
+    ds41_ctx_options_init(&options, sizeof(options));
+    options.parallel_user = &place;
+    check_refused(ds41_ctx_create(&ctx, model.get(), &options), {DS41_STATUS_INVALID_ARGUMENT}, "ds41_ctx_create",
+                  {"parallel_user"});
     for (const int64_t end : {int64_t(-1), int64_t(161), INT64_MAX, INT64_MIN}) {
         ds41_ctx_options_init(&options, sizeof(options));
         options.topk_end_pos = end;
@@ -279,10 +293,11 @@ TEST_CASE("options are checked") {
     }
     CHECK(created == nullptr);
 
-    bool reference = false;
+    bool reference = false, cpu = false;
     for (int32_t i = 0; ds41_backend_get_name(i) != nullptr; i++) {
         model_options.backend = ds41_backend_get_name(i);
         reference = reference || std::string(model_options.backend) == "reference";
+        cpu = cpu || std::string(model_options.backend) == "cpu";
         const ds41_status status = ds41_model_create(&created, &config, &model_options);
         if (status == DS41_STATUS_OK) {
             CHECK(std::string(ds41_model_get_backend(created)) == model_options.backend);
@@ -293,6 +308,7 @@ TEST_CASE("options are checked") {
         created = nullptr;
     }
     CHECK(reference);
+    CHECK(cpu);
     for (const char *name : {static_cast<const char *>(nullptr), "auto"}) {
         model_options.backend = name;
         must(ds41_model_create(&created, &config, &model_options));

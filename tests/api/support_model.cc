@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace api_test {
@@ -280,6 +281,7 @@ TestModel empty_model(const ds41_config &config, int32_t topk_rule) {
     ds41_model_options options;
     ds41_model_options_init(&options, sizeof(options));
     options.topk_rule = topk_rule;
+    options.backend = std::getenv("DS41_TEST_BACKEND"); // or the best
     ds41_model *model = nullptr;
     must(ds41_model_create(&model, &config, &options));
     return {config, {}, Model(model)};

@@ -141,7 +141,8 @@ std::unique_ptr<Stages> TestLayer::create_stages(const Spans &spans) const {
             sizes.n_groups = std::max(sizes.n_groups, groups_among(span.end_pos(), role.ratio));
     sizes.n_group_slots = static_cast<std::int32_t>(std::min<std::int64_t>(config.index_topk, sizes.n_groups));
     sizes.n_window_rows = config.window_size;
-    auto stages = backend.create_stages();
+    sizes.topk_rule = DS41_TOPK_TORCH_CPU; // tests take either
+    auto stages = backend.create_stages(stage_options);
     stages->prepare(config, sizes);
     return stages;
 }

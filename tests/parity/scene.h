@@ -4,6 +4,7 @@
 #pragma once
 
 #include "backend/backend.h"
+#include "backend/cpu/targets.h"
 #include "oracle.h"
 
 #include <cstring>
@@ -209,12 +210,32 @@ inline std::vector<Bf16> poisoned(std::size_t n) {
     return std::vector<Bf16>(n, Bf16{0xffff});
 }
 
-// f(backend) for each that can run here.
+// How each_backend has stages made.
+inline StageOptions stage_options;
+
+// f(backend) for each that can run here; the cpu backend once for each instruction set of this machine, and with
+// threads.
 template <class F> void each_backend(F f) {
     for (int i = 0; const Backend *backend = backend_at(i); ++i) {
         if (!backend->available()) continue;
         CAPTURE(std::string(backend->name));
+        stage_options = {};
+        if (std::strcmp(backend->name, "cpu") != 0) {
+            f(*backend);
+            continue;
+        }
+        for (int t = 0; const cpu::Target *target = cpu::target_at(t); ++t) {
+            if (!target->runs_here()) continue;
+            CAPTURE(std::string(target->name));
+            stage_options.cpu_target = target->name;
+            f(*backend);
+        }
+        stage_options.cpu_target = nullptr;
+        stage_options.n_threads = 3;
+        stage_options.share_all = true;
+        CAPTURE(stage_options.n_threads);
         f(*backend);
+        stage_options = {};
     }
 }
 

@@ -9,7 +9,7 @@ TEST_CASE("prepare: takes the bytes that were announced, and does not shrink") {
         for (const Geometry &g : {kTiny, kOdd, kProduction}) {
             CAPTURE(std::string(g.name));
             const Config config(make_config(g, 1, 512));
-            const auto stages = backend.create_stages();
+            const auto stages = backend.create_stages({});
             CHECK(stages->n_bytes() == 0);
             const StageSizes small = {1, 0, 0, 1}, large = {64, 100000, 512, 128};
             const std::size_t needs_small = stages->needed_bytes(config, small),
@@ -31,6 +31,6 @@ TEST_CASE("prepare: bounded by the step, not by the longest sequence that the co
         const Config config(make_config(kProduction, 1, 512));
         const StageSizes sizes = {1, 1000, 512, 128};
         // 640 rows of 512 floats are 1.3 MB; for a million positions the scores alone would be 4.
-        CHECK(backend.create_stages()->needed_bytes(config, sizes) < (std::size_t{4} << 20));
+        CHECK(backend.create_stages({})->needed_bytes(config, sizes) < (std::size_t{4} << 20));
     });
 }

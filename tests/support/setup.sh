@@ -16,6 +16,7 @@ has_package() {
     clang) works clang && works clang++ ;;
     pkg-config | python3 | valgrind) works "$1" ;;
     nlohmann-json3-dev) is_installed "$1" || has_header nlohmann/json.hpp ;;
+    libhwy-dev) is_installed "$1" || { works pkg-config && pkg-config --atleast-version=1.0.3 libhwy; } ;;
     doctest-dev) is_installed "$1" || has_header doctest/doctest.h ;;
     libclang-rt-dev) find "$(clang --print-runtime-dir 2>&1)" -name 'libclang_rt.asan*' 2>&1 | grep -q '/libclang_rt' ;;
     libc6-dbg) is_installed "$1" || valgrind -q true >/dev/null 2>&1 ;;
@@ -59,7 +60,7 @@ need_build_packages() {
     *clang*) compiler=clang ;;
     *) compiler=g++ ;;
     esac
-    need_packages "$compiler" meson ninja-build pkg-config python3 nlohmann-json3-dev "$@"
+    need_packages "$compiler" meson ninja-build pkg-config python3 nlohmann-json3-dev libhwy-dev "$@"
 }
 
 # quietly LOG COMMAND...: output goes to the end of LOG. When the command fails its tail, less ninja's progress, is shown.

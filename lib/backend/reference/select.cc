@@ -68,12 +68,11 @@ void ReferenceStages::score_groups(const SelectArgs &a, int token, std::int64_t 
 }
 
 // A block's score is its best; the block of the newest visible group always stays.
-void ReferenceStages::keep_blocks(const SelectArgs &a, int token, std::int64_t n_visible) {
+void reference::keep_blocks(const SelectArgs &a, int token, std::int64_t n_visible, const float *scores,
+                            Scored *ranking) {
     const Config &c = *a.layer.config;
     const SpanView &span = a.layer.step.spans[a.layer.step.tokens[token].span];
     const std::int64_t block_size = c.candidate_block_size;
-    const float *scores = buffers_.scores.data();
-    Scored *ranking = buffers_.ranking.data();
     std::int32_t *out = a.blocks + std::int64_t{token} * a.n_block_slots;
 
     const bool torch = a.rule == DS41_TOPK_TORCH_CPU;
@@ -106,11 +105,10 @@ void ReferenceStages::keep_blocks(const SelectArgs &a, int token, std::int64_t n
     write_ascending(ranking, n_kept, out, a.n_block_slots);
 }
 
-void ReferenceStages::take_best(const SelectArgs &a, int token, std::int64_t n_visible) {
+void reference::take_best(const SelectArgs &a, int token, std::int64_t n_visible, const float *scores,
+                          Scored *ranking) {
     const Config &c = *a.layer.config;
     const SpanView &span = a.layer.step.spans[a.layer.step.tokens[token].span];
-    const float *scores = buffers_.scores.data();
-    Scored *ranking = buffers_.ranking.data();
     std::int64_t n = 0, n_taken;
     if (a.rule == DS41_TOPK_TORCH_CPU) {
         for (; n < std::max(n_visible, span.n_rank_groups); ++n) ranking[n] = {scores[n], static_cast<std::int32_t>(n)};
@@ -141,8 +139,8 @@ void ReferenceStages::select(const SelectArgs &a) {
             std::copy_n(buffers_.scores.data(), n_visible, row);
             std::fill(row + n_visible, row + n_groups, kMasked);
         }
-        if (role.is_candidate_source) keep_blocks(a, token, n_visible);
-        take_best(a, token, n_visible);
+        if (role.is_candidate_source) keep_blocks(a, token, n_visible, buffers_.scores.data(), buffers_.ranking.data());
+        take_best(a, token, n_visible, buffers_.scores.data(), buffers_.ranking.data());
     }
 }
 

@@ -56,8 +56,6 @@ private:
     static std::size_t bytes_of(const Lengths &lengths) noexcept;
 
     void score_groups(const SelectArgs &args, int token, std::int64_t n_visible);
-    void keep_blocks(const SelectArgs &args, int token, std::int64_t n_visible);
-    void take_best(const SelectArgs &args, int token, std::int64_t n_visible);
 
     Buffers buffers_;
     Lengths held_{};

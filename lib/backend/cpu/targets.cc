@@ -1,0 +1,61 @@
+// Which targets run on this machine, and the choice among them.
+#include "backend/cpu/targets.h"
+
+#include "error.h"
+
+#include <cstdio>
+#include <cstring>
+#include <iterator>
+
+#if HWY_ARCH_X86
+#include <cpuid.h>
+#endif
+
+namespace ds41::cpu {
+
+namespace {
+
+#if HWY_ARCH_X86
+// Bit 29 of leaf 1; not every compiler's __builtin_cpu_supports knows its name.
+bool has_f16c() noexcept {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1u) != 0;
+}
+#endif
+
+template <std::int64_t kBit> bool runs_here() noexcept {
+    if (kBit == HWY_STATIC_TARGET) return true; // what the whole library is compiled for
+#if HWY_ARCH_X86
+    __builtin_cpu_init();
+    if (kBit == HWY_SSE4) return __builtin_cpu_supports("sse4.2") != 0;
+    if (kBit == HWY_AVX2)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+               __builtin_cpu_supports("bmi2") && has_f16c();
+#endif
+    return kBit == HWY_EMU128;
+}
+
+#define DS41_CPU_ENTRY(name) {#name, HWY_##name, runs_here<HWY_##name>},
+constexpr Target kTargets[] = {DS41_CPU_TARGETS(DS41_CPU_ENTRY)};
+
+} // namespace
+
+const Target *target_at(int index) noexcept {
+    return index >= 0 && static_cast<std::size_t>(index) < std::size(kTargets) ? &kTargets[index] : nullptr;
+}
+
+const Target &choose_target(const char *name, const char *place) {
+    char names[64] = "";
+    std::size_t used = 0;
+    for (const Target &target : kTargets) {
+        if (!target.runs_here()) continue;
+        if (name == nullptr || std::strcmp(name, target.name) == 0) return target;
+        const int n = std::snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", target.name);
+        used += static_cast<std::size_t>(n);
+        if (used >= sizeof names) used = sizeof names - 1;
+    }
+    throw Error(DS41_STATUS_NO_BACKEND, "%s is \"%.32s\", need one that can run here of: %s", place, name ? name : "",
+                names);
+}
+
+} // namespace ds41::cpu

@@ -1,0 +1,76 @@
+// The instruction sets that the kernels of this folder are compiled for, and which of them can run here. Include it
+// before Highway's headers: it says which targets there are.
+//
+// Highway is used as headers only. Its own dispatch lives in libhwy, which needs the C++ runtime that this library
+// keeps private; choosing among three targets takes a screenful.
+#pragma once
+
+// Enabled is what has run all tests on hardware, and nothing else. The AVX-512 targets compile but have not run yet: on
+// such a machine delete them here, add them to DS41_CPU_TARGETS and to runs_here() in targets.cc, and run the suites.
+// SSSE3 is left out because CPUs with it but without SSE4.2 are too few to pay for another copy of each kernel.
+#define HWY_DISABLED_TARGETS (HWY_AVX3 | HWY_AVX3_DL | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
+// Portable code, for CPUs without the others and for tests. Highway leaves it out for GCC before 12.3, which gets high
+// halves of products wrong (GCC bug 106322); no kernel here has any.
+#define HWY_BROKEN_EMU128 0
+// Not used; without it fewer CPU features have to be there.
+#define HWY_DISABLE_PCLMUL_AES
+// A failed check would call into libhwy.
+#define HWY_IS_DEBUG_BUILD 0
+
+#include <hwy/detect_targets.h>
+
+#include <cstdint>
+
+// DS41_CPU_TARGETS(X): X(name) for each target of this build, best first.
+#if HWY_TARGETS & HWY_AVX2
+#define DS41_CPU_AVX2(X) X(AVX2)
+#else
+#define DS41_CPU_AVX2(X)
+#endif
+#if HWY_TARGETS & HWY_SSE4
+#define DS41_CPU_SSE4(X) X(SSE4)
+#else
+#define DS41_CPU_SSE4(X)
+#endif
+#if HWY_TARGETS & HWY_NEON
+#define DS41_CPU_NEON(X) X(NEON)
+#else
+#define DS41_CPU_NEON(X)
+#endif
+#if HWY_TARGETS & HWY_EMU128
+#define DS41_CPU_EMU128(X) X(EMU128)
+#else
+#define DS41_CPU_EMU128(X)
+#endif
+#define DS41_CPU_TARGETS(X) DS41_CPU_AVX2(X) DS41_CPU_SSE4(X) DS41_CPU_NEON(X) DS41_CPU_EMU128(X)
+
+// Defines `const type &function(target)`, which finds kTable in the target's namespace. For the part of
+// a file of kernels that is compiled once.
+#define DS41_CPU_TABLE_CASE(name)                                                                                      \
+    case HWY_##name:                                                                                                   \
+        return N_##name::kTable;
+#define DS41_CPU_TABLE(type, function)                                                                                 \
+    namespace ds41::cpu {                                                                                              \
+    const type &function(std::int64_t target) noexcept {                                                               \
+        switch (target) {                                                                                              \
+        default:                                                                                                       \
+            DS41_CPU_TARGETS(DS41_CPU_TABLE_CASE)                                                                      \
+        }                                                                                                              \
+    }                                                                                                                  \
+    }
+
+namespace ds41::cpu {
+
+struct Target {
+    const char *name;
+    std::int64_t bit; // HWY_AVX2 and so on
+    bool (*runs_here)() noexcept;
+};
+
+// Null past the end. Best first; the last one runs everywhere.
+const Target *target_at(int index) noexcept;
+
+// By name, or the best that runs here for null. Throws NO_BACKEND; `place` says in the message where the name is from.
+const Target &choose_target(const char *name, const char *place);
+
+} // namespace ds41::cpu
