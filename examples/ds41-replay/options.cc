@@ -15,6 +15,7 @@ expected there. Uses nothing but the public interface, ds41/ds41.h.
   --backend NAME  backend to run on; default: the best that runs here
   --topk RULE     rule for equal scores; default: the file's own (rules.tie)
   --chunk N       feed each prefill in chunks of N tokens, and compare the results put together; 0, the default: whole
+  --threads N     threads that a step may use; 0, the default: as many as there are CPUs. Results are the same bits
   --weights PATH  take weights and configuration from this checkpoint (a folder, a safetensors file or a GGUF) instead
                   of the file's own; it has to be of the same configuration
   --map           leave the checkpoint's weights in its files where the backend can read them there
@@ -23,6 +24,8 @@ expected there. Uses nothing but the public interface, ds41/ds41.h.
   --version       print the versions of the tool and of the library
 
 A case in parts, NAME.KofN.safetensors, is read whole when any of its parts is given.
+
+A run's fingerprint is a hash of the bits of everything compared: two runs with the same one gave the same results.
 
 Columns and JSON members, one line per step, layer and tensor; the unit of all values is that of the tensor itself:
   n         elements compared
@@ -47,11 +50,11 @@ exit status: 0 all inside the tolerance; 1 something is not; 2 the usage is wron
 
 namespace {
 
-int64_t parse_count(const std::string &text) {
+int64_t parse_count(const std::string &name, const std::string &text, const char *what, int32_t most) {
     int64_t value = -1;
     const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || stop != text.data() + text.size() || value < 0 || value > INT32_MAX)
-        throw BadUsage("--chunk is '" + text + "', need a number of tokens from 0 to 2147483647");
+    if (error != std::errc() || stop != text.data() + text.size() || value < 0 || value > most)
+        throw BadUsage(name + " is '" + text + "', need a number of " + what + " from 0 to " + std::to_string(most));
     return value;
 }
 
@@ -78,10 +81,13 @@ Options parse_options(int argc, char **argv) {
             options.help = true;
         } else if (argument == "--version") {
             options.version = true;
-        } else if (name == "--backend" || name == "--topk" || name == "--chunk" || name == "--weights") {
+        } else if (name == "--backend" || name == "--topk" || name == "--chunk" || name == "--threads" ||
+                   name == "--weights") {
             if (equals == std::string::npos && i + 1 == argc) throw BadUsage(name + " needs a value");
             const std::string value = equals == std::string::npos ? argv[++i] : argument.substr(equals + 1);
-            if (name == "--chunk") options.run.chunk = parse_count(value);
+            if (name == "--chunk") options.run.chunk = parse_count(name, value, "tokens", INT32_MAX);
+            if (name == "--threads")
+                options.run.threads = static_cast<int32_t>(parse_count(name, value, "threads", DS41_MAX_THREADS));
             if (name == "--backend") options.run.backend = value;
             if (name == "--weights") options.run.weights = value;
             if (name == "--weights" && value.empty()) throw BadUsage("--weights is '', need a path");

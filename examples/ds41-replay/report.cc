@@ -16,6 +16,12 @@ int64_t count_outside(const ModeResult &result) {
     return std::count_if(result.records.begin(), result.records.end(), [](const Record &r) { return !inside(r); });
 }
 
+std::string in_hex(uint64_t value) {
+    char text[17];
+    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+    return text;
+}
+
 nlohmann::json to_json(const Record &record) {
     const Comparison &result = record.result;
     nlohmann::json json = {{"step", record.step},
@@ -58,6 +64,8 @@ void Report::add(const std::string &path, const Case &replayed, size_t mode, boo
                            {"backend", result.backend},
                            {"topk", result.topk},
                            {"chunk", options_.run.chunk},
+                           {"threads", options_.run.threads},
+                           {"fingerprint", in_hex(result.fingerprint)},
                            {"records", std::move(records)},
                            {"verdict", to_text(verdict)}};
     if (first) {
@@ -91,8 +99,9 @@ void Report::print(const Case &replayed, size_t mode, bool first, const ModeResu
     }
     if (first && replayed.n_refslot)
         rest += "; " + std::to_string(replayed.n_refslot) + " refslot tensors not compared";
-    std::printf("%s: %s: %lld of %zu tensors outside%s\n\n", title.c_str(), to_text(verdict),
-                static_cast<long long>(count_outside(result)), result.records.size(), rest.c_str());
+    std::printf("%s: %s: %lld of %zu tensors outside%s; fingerprint %s\n\n", title.c_str(), to_text(verdict),
+                static_cast<long long>(count_outside(result)), result.records.size(), rest.c_str(),
+                in_hex(result.fingerprint).c_str());
     std::fflush(stdout);
 }
 

@@ -13,6 +13,7 @@ struct RunOptions {
     std::string backend; ///< Empty: the library's choice.
     std::string topk;    ///< stable or torch_cpu; empty: what the case says.
     int64_t chunk = 0;   ///< Tokens per chunk of a prefill; 0: whole.
+    int32_t threads = 0; ///< ds41_ctx_options.n_threads.
     std::string weights; ///< A checkpoint to take them from; empty: the case's own.
     bool map = false;    ///< Leave them in the checkpoint's files.
 };
@@ -28,6 +29,7 @@ struct Record {
 struct ModeResult {
     std::string backend; ///< That ran.
     std::string topk;
+    uint64_t fingerprint; ///< Of the bits of everything compared: equal where two runs gave the same.
     std::vector<Record> records;
 };
 

@@ -6,6 +6,7 @@ status (0 inside, 1 outside, 2 could not run) and a telling part of the output.
 """
 import json
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -159,8 +160,32 @@ class ReplayTest(unittest.TestCase):
         self.assertEqual((run["case"], run["chunk"], run["verdict"]), ("d_sinks", 3, "ok"))
         self.assertGreater(len(run["records"]), 50)
 
+    def test_a_fingerprint_tells_runs_apart(self):
+        def fingerprint(file, *arguments):
+            file.save(self.path)
+            return json.loads(self.run_tool("--json", *arguments, self.path).stdout)["files"][0]["fingerprint"]
+
+        first = fingerprint(self.file)
+        self.assertEqual(fingerprint(self.file), first)
+        dtype, shape, content = self.file.tensors["step0.layer0.x"]
+        self.file.tensors["step0.layer0.x"] = [dtype, shape, b"\x00\x40" + content[2:]]
+        self.assertNotEqual(fingerprint(self.file), first)
+
+    def test_threads_do_not_change_a_bit(self):
+        for name in sorted(path.name for path in FIXTURES.glob("*.safetensors")):
+            if not re.match(r"[a-h]_", name) or re.search(r"\.[2-9]of", name):
+                continue
+            with self.subTest(name=name):
+                prints = set()
+                for threads in (1, 2, 3):
+                    result = self.run_tool("--json", "--threads", threads, FIXTURES / name)
+                    self.assertEqual(result.returncode, 0)
+                    prints.add(tuple(run["fingerprint"] for run in json.loads(result.stdout)["files"]))
+                self.assertEqual(len(prints), 1)
+
     def test_usage(self):
-        for arguments in ([], ["--nonsense"], ["--chunk", "0", "x"], ["--topk", "best", "x"], ["--chunk"]):
+        for arguments in ([], ["--nonsense"], ["--chunk", "0", "x"], ["--topk", "best", "x"], ["--chunk"],
+                          ["--threads", "-1", "x"], ["--threads", "1025", "x"], ["--threads"]):
             self.assertEqual(self.run_tool(*arguments).returncode, 2, arguments)
         self.assertEqual(self.run_tool("--help").returncode, 0)
 
