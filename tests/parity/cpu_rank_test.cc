@@ -30,7 +30,9 @@ void check(const std::vector<std::uint16_t> &scores, std::int64_t k) {
     constexpr std::int32_t kGuard = 0x5a5a5a5a;
     const auto room = std::min(static_cast<std::size_t>(k), scores.size());
     std::vector<std::int32_t> out(room + 1, kGuard);
-    const std::int64_t n = cpu::best_of(scores.data(), static_cast<std::int64_t>(scores.size()), k, out.data());
+    std::vector<std::int16_t> stretches(scores.size() / 32 + 1);
+    const std::int64_t n =
+        cpu::best_of(scores.data(), static_cast<std::int64_t>(scores.size()), k, stretches.data(), out.data());
     REQUIRE(n <= static_cast<std::int64_t>(room));
     CHECK(out[room] == kGuard);
     out.resize(static_cast<std::size_t>(n));
@@ -43,7 +45,7 @@ TEST_CASE("cpu rank: the best k of scores of every kind, ties to the lower index
     Random random(10);
     constexpr std::uint16_t kSpecial[] = {0x0000, 0x8000, 0xff80, 0x7f80, 0xffc0,
                                           0xffff, 0x0001, 0x8001, 0x7f7f, 0xff7f};
-    for (const int n : {0, 1, 2, 3, 4, 5, 63, 1000, 5000}) {
+    for (const int n : {0, 1, 2, 3, 4, 5, 31, 32, 33, 63, 1000, 5000, 20001}) {
         for (int round = 0; round < 40; ++round) {
             std::vector<std::uint16_t> scores;
             const int kind = round % 5;

@@ -32,31 +32,34 @@ HWY_INLINE void split_pairs(const uint8_t *p, VF (&even)[kParts], VF (&odd)[kPar
     }
 }
 
-// 16 e4m3 codes as floats times 2^-8: shifted into place they are f16 numbers, subnormal ones too, but for the NaN
+// 4 * kN e4m3 codes as floats times 2^-8: shifted into place they are f16 numbers, subnormal ones too, but for the NaN
 // codes, which look like 480. `largest` keeps the largest magnitude of all codes, so that the caller can tell.
-using VU16 = hn::Vec<U16>;
-constexpr int kVectors16 = 16 / kN;
-constexpr uint16_t kNanLike = 0x3f80;
-
-HWY_INLINE void split_e4m3(const uint8_t *p, VF (&out)[kVectors16], VU16 &largest) {
+HWY_INLINE void split_e4m3(const uint8_t *p, VF (&out)[4], VU8 &largest) {
+    const F f;
+    const U8 u8;
     const U16 u16;
-    const hn::Rebind<uint8_t, U16> u8;
-    const hn::Rebind<hwy::float16_t, F> f16;
+    const hn::Half<U16> h16;
     const hn::RebindToSigned<U16> i16;
-    for (int i = 0; i < kVectors16 / 2; ++i) {
-        const VU16 code = hn::PromoteTo(u16, hn::LoadU(u8, p + 2 * kN * i));
-        // The arithmetic shift leaves the sign in place and a copy of it below, which the mask takes away.
-        const auto shifted = hn::ShiftRight<1>(hn::BitCast(i16, hn::ShiftLeft<8>(code)));
-        const VU16 half = hn::And(hn::BitCast(u16, shifted), hn::Set(u16, 0xbf80));
-        largest = hn::Max(largest, hn::And(half, hn::Set(u16, kNanLike)));
-        const hn::Half<U16> h16;
-        out[2 * i] = hn::PromoteTo(F(), hn::BitCast(f16, hn::LowerHalf(h16, half)));
-        out[2 * i + 1] = hn::PromoteTo(F(), hn::BitCast(f16, hn::UpperHalf(h16, half)));
-    }
+    const hn::Rebind<hwy::float16_t, F> f16;
+    const VU8 codes = hn::LoadU(u8, p);
+    largest = hn::Max(largest, hn::And(codes, hn::Set(u8, kE4m3Nan)));
+    const VU8 zero = hn::Zero(u8);
+    // Codes in the upper bytes; the arithmetic shift leaves the sign in place and a copy below, which the mask clears.
+    const auto mask = hn::Set(u16, 0xbf80);
+    const auto low = hn::BitCast(i16, hn::InterleaveLower(u8, zero, codes));
+    const auto high = hn::BitCast(i16, hn::InterleaveUpper(u8, zero, codes));
+    const auto a = hn::And(hn::BitCast(u16, hn::ShiftRight<1>(low)), mask);
+    const auto b = hn::And(hn::BitCast(u16, hn::ShiftRight<1>(high)), mask);
+    // Interleaving works within 16 bytes: registers of 32 hold codes 0-7 and 16-23 in a, the others in b.
+    constexpr int kSecond = kParts == 1 ? 2 : 1, kThird = kParts == 1 ? 1 : 2;
+    out[0] = hn::PromoteTo(f, hn::BitCast(f16, hn::LowerHalf(h16, a)));
+    out[kSecond] = hn::PromoteTo(f, hn::BitCast(f16, hn::UpperHalf(h16, a)));
+    out[kThird] = hn::PromoteTo(f, hn::BitCast(f16, hn::LowerHalf(h16, b)));
+    out[3] = hn::PromoteTo(f, hn::BitCast(f16, hn::UpperHalf(h16, b)));
 }
 
-HWY_INLINE bool has_nan_like(VU16 largest) {
-    return !hn::AllFalse(U16(), hn::Eq(largest, hn::Set(U16(), kNanLike)));
+HWY_INLINE bool has_nan(VU8 largest) {
+    return !hn::AllFalse(U8(), hn::Eq(largest, hn::Set(U8(), kE4m3Nan)));
 }
 
 HWY_INLINE float nan() {
@@ -240,15 +243,15 @@ struct Fp8Format {
     const float *factors; // of the blocks of 32, times 2^8
     HWY_INLINE void widen(const uint8_t *row, int64_t column, int n, float *out) const {
         const F f;
-        VU16 largest = hn::Zero(U16());
-        for (int i = 0; i < n; i += 16) {
-            VF v[kVectors16];
+        VU8 largest = hn::Zero(U8());
+        for (int i = 0; i < n; i += 4 * kN) {
+            VF v[4];
             split_e4m3(row + column + i, v, largest);
             const VF factor = hn::Set(f, factors[(column + i) / 32]);
-            for (int j = 0; j < kVectors16; ++j) hn::Store(hn::Mul(v[j], factor), f, out + i + kN * j);
+            for (int j = 0; j < 4; ++j) hn::Store(hn::Mul(v[j], factor), f, out + i + kN * j);
         }
         // Whatever it is multiplied with, the row's sum is NaN.
-        if (has_nan_like(largest)) out[0] = nan();
+        if (has_nan(largest)) out[0] = nan();
     }
 };
 
@@ -257,28 +260,29 @@ void dot_fp8_one(const DotArgs &a) {
     for (int r = 0; r < a.n_rows; r += kPanelRows) {
         const uint8_t *row[kPanelRows];
         VF acc[kPanelRows][kParts];
-        VU16 largest[kPanelRows];
+        VU8 largest = hn::Zero(U8()); // of all four: one register
         for (int i = 0; i < kPanelRows; ++i) {
             row[i] = row_at(a, r + i);
-            largest[i] = hn::Zero(U16());
             for (int part = 0; part < kParts; ++part) acc[i][part] = hn::Zero(F());
         }
         for (int64_t c = 0; c < a.k; c += 32) {
             const VF factor = hn::Set(F(), a.factors[c / 32]);
             for (int i = 0; i < kPanelRows; ++i) {
                 if (c % 64 == 0) prefetch(row[i] + ahead + c);
-                for (int half = 0; half < 32; half += 16) {
-                    VF v[kVectors16];
-                    split_e4m3(row[i] + c + half, v, largest[i]);
-                    for (int j = 0; j < kVectors16; ++j)
-                        acc[i][j % kParts] = hn::MulAdd(hn::Mul(v[j], factor), hn::Load(F(), a.x + c + half + kN * j),
-                                                        acc[i][j % kParts]);
+                for (int at = 0; at < 32; at += 4 * kN) {
+                    VF v[4];
+                    split_e4m3(row[i] + c + at, v, largest);
+                    for (int j = 0; j < 4; ++j)
+                        acc[i][j % kParts] =
+                            hn::MulAdd(hn::Mul(v[j], factor), hn::Load(F(), a.x + c + at + kN * j), acc[i][j % kParts]);
                 }
             }
         }
         finish_panel(acc[0], acc[1], acc[2], acc[3], a.n_rows - r, a.out + r);
+        if (!has_nan(largest)) continue;
         for (int i = 0; i < kPanelRows && r + i < a.n_rows; ++i)
-            if (has_nan_like(largest[i])) a.out[r + i] = nan();
+            if (std::any_of(row[i], row[i] + a.k, [](uint8_t code) { return (code & 0x7f) == kE4m3Nan; }))
+                a.out[r + i] = nan();
     }
 }
 
@@ -419,7 +423,8 @@ void quantise_q8(const Bf16 *x, int64_t n, int8_t *codes, float *d, float *sums)
         }
         for (int i = 0; i < 32; ++i) codes[32 * b + i] = static_cast<int8_t>(block[i]);
         for (int i = 0; i < 8; ++i)
-            sums[8 * b + i] = static_cast<float>(block[4 * i] + block[4 * i + 1] + block[4 * i + 2] + block[4 * i + 3]);
+            sums[8 * b + i] =
+                d[b] * static_cast<float>(block[4 * i] + block[4 * i + 1] + block[4 * i + 2] + block[4 * i + 3]);
     }
 }
 

@@ -35,7 +35,8 @@ constexpr std::int64_t n_col_blocks(std::int64_t k) {
 // split by a shift and a mask.
 enum class Order { kNatural, kPairs };
 
-// q8_1 activations, unpacked: codes, and per block of 32 its scale, and the sums of four codes.
+// q8_1 activations, unpacked: codes, and per block of 32 its scale, and sums of four codes times that scale: at most 9
+// and 11 bits, so exact.
 struct Q8View {
     const std::int8_t *codes; // [n_tokens][k]
     const float *d;           // [n_tokens][k / 32]

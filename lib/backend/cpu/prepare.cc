@@ -90,6 +90,7 @@ CpuStages::Lengths CpuStages::lengths(const Config &c, const StageSizes &sizes) 
         const std::int64_t queries = std::min<std::int64_t>(tile, kScoreTokens);
         n[kQueries] = size_of(queries) * query_bytes(c);
         n[kScores] = size_of(queries * sizes.n_groups) * sizeof(std::uint16_t);
+        n[kStretches] = size_of(queries * stretches_of(sizes.n_groups)) * sizeof(std::int16_t);
         n[kBest] = size_of(sizes.n_groups) * sizeof(std::uint16_t); // blocks may hold one group each
         if (sizes.topk_rule == DS41_TOPK_TORCH_CPU)
             n[kRanking] = size_of(sizes.n_groups) * (sizeof(float) + sizeof(Scored));

@@ -1,7 +1,7 @@
-// The product of Q2_K rows with q8_1 activations: the arithmetic of numeric/q2_k.h bit for bit, without fused products.
-// One 32-bit lane is one lane of ggml's decode kernel: four codes of a block's half against four of the activations, in
-// integers, then scaled in f32, planes in ascending order. Sums of a lane over blocks, even and odd apart, lie in the
-// order of that kernel's butterfly.
+// The product of Q2_K rows with q8_1 activations: the arithmetic of numeric/q2_k.h bit for bit; products are fused only
+// where they are exact. One 32-bit lane is one lane of ggml's decode kernel: four codes of a block's half against four
+// of the activations, in integers, then scaled in f32, planes in ascending order. Sums of a lane over blocks, even and
+// odd apart, lie in the order of that kernel's butterfly.
 #include "backend/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -23,24 +23,31 @@ namespace {
 constexpr int kRows = 4; // rows that share the activations in the level 1 cache
 constexpr int kMostTokens = 4;
 
-// For plane i of half h: the byte of the 16 scales and mins that goes with each of 32 code bytes, for 16-bit lanes and
-// for 32-bit lanes; 0x80 gives zero. A table look-up works within 16 bytes, which all hold the same.
+// For plane i of half h and each of 32 code bytes: the byte of the 16 scales that goes with it, for 16-bit lanes; and
+// of the half's 8 mins, as bf16, those two that make an f32 lane. 0x80 gives zero. A table look-up works within 16
+// bytes, which all hold the same.
 struct Spread {
-    alignas(32) uint8_t to16[8][32];
-    alignas(32) uint8_t to32[8][32];
+    alignas(32) uint8_t scale[8][32];
+    alignas(32) uint8_t min[8][32];
 };
 
 constexpr Spread make_spread() {
     Spread s{};
     for (int plane = 0; plane < 8; ++plane) {
         for (int byte = 0; byte < 32; ++byte) {
-            const auto source = static_cast<uint8_t>(2 * plane + byte / 16);
-            s.to16[plane][byte] = byte % 2 == 0 ? source : uint8_t{0x80};
-            s.to32[plane][byte] = byte % 4 == 0 ? source : uint8_t{0x80};
+            const int t = 2 * plane + byte / 16;
+            s.scale[plane][byte] = byte % 2 == 0 ? static_cast<uint8_t>(t) : uint8_t{0x80};
+            s.min[plane][byte] = byte % 4 >= 2 ? static_cast<uint8_t>(2 * (t % 8) + byte % 2) : uint8_t{0x80};
         }
     }
     return s;
 }
+
+// The two bytes of 0 to 15 as bf16.
+alignas(16) constexpr uint8_t kBf16Low[16] = {0x00, 0x80, 0x00, 0x40, 0x80, 0xa0, 0xc0, 0xe0,
+                                              0x00, 0x10, 0x20, 0x30, 0x40, 0x50, 0x60, 0x70};
+alignas(16) constexpr uint8_t kBf16High[16] = {0x00, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40,
+                                               0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41, 0x41};
 
 constexpr Spread kSpread = make_spread();
 
@@ -48,15 +55,22 @@ constexpr Spread kSpread = make_spread();
 template <int kTokens>
 HWY_INLINE void add_block(const uint8_t *block, const Q8View &x, int64_t k, int64_t b, float *sums) {
     const F f;
-    const I i32;
     const U8 u8;
     const U16 u16;
     const hn::Rebind<int8_t, U8> i8;
-    const Q2KScales scales = q2_k_scales(block);
-    const VF d = hn::Set(f, scales.d), dmin = hn::Set(f, scales.dmin);
+    // d and dmin end the block: they are the last two of four f16 numbers.
+    HWY_ALIGN float last[4];
+    const hn::Rebind<hwy::float16_t, F4> f16;
+    const auto halves =
+        hn::LoadU(hn::Rebind<uint16_t, F4>(), reinterpret_cast<const uint16_t *>(block + kQ2KBytes - 8));
+    hn::Store(hn::PromoteTo(F4(), hn::BitCast(f16, halves)), F4(), last);
+    const VF d = hn::Set(f, last[2]), dmin = hn::Set(f, last[3]);
     const VU8 both = hn::LoadDup128(u8, block);
     const VU8 low = hn::And(both, hn::Set(u8, 15));
     const VU8 high = hn::And(hn::BitCast(u8, hn::ShiftRight<4>(hn::BitCast(u16, both))), hn::Set(u8, 15));
+    const VU8 min_low = hn::TableLookupBytes(hn::LoadDup128(u8, kBf16Low), high);
+    const VU8 min_high = hn::TableLookupBytes(hn::LoadDup128(u8, kBf16High), high);
+    const VU8 half_mins[2] = {hn::InterleaveLower(u8, min_low, min_high), hn::InterleaveUpper(u8, min_low, min_high)};
     for (int half = 0; half < 2; ++half) {
         for (int part = 0; part < kParts; ++part) {
             const auto bytes = hn::BitCast(u16, hn::LoadU(u8, block + 16 + 32 * half + 4 * kN * part));
@@ -65,18 +79,16 @@ HWY_INLINE void add_block(const uint8_t *block, const Q8View &x, int64_t k, int6
             for (int plane = 0; plane < 4; ++plane) {
                 const int table = 4 * half + plane;
                 const VU8 codes = hn::And(hn::BitCast(u8, hn::ShiftRightSame(bytes, 2 * plane)), hn::Set(u8, 3));
-                const auto scale =
-                    hn::BitCast(I16(), hn::TableLookupBytesOr0(low, hn::Load(u8, kSpread.to16[table] + 4 * kN * part)));
-                const VF min = hn::ConvertTo(
-                    f,
-                    hn::BitCast(i32, hn::TableLookupBytesOr0(high, hn::Load(u8, kSpread.to32[table] + 4 * kN * part))));
+                const auto scale = hn::BitCast(
+                    I16(), hn::TableLookupBytesOr0(low, hn::Load(u8, kSpread.scale[table] + 4 * kN * part)));
+                const VF min = hn::BitCast(
+                    f, hn::TableLookupBytesOr0(half_mins[half], hn::Load(u8, kSpread.min[table] + 4 * kN * part)));
                 for (int t = 0; t < kTokens; ++t) {
                     const int64_t at = t * k + 256 * b + 32 * table;
-                    const VF d8 = hn::Set(f, x.d[at / 32]);
                     const VI dot = mul_pairs(mul_pairs(codes, hn::LoadU(i8, x.codes + at + 4 * kN * part)), scale);
-                    dots[t] = hn::Add(dots[t], hn::Mul(d8, hn::ConvertTo(f, dot)));
-                    const VF sum = hn::LoadU(f, x.sums + at / 4 + kN * part);
-                    mins[t] = hn::Add(mins[t], hn::Mul(d8, hn::Mul(min, sum)));
+                    dots[t] = hn::Add(dots[t], hn::Mul(hn::Set(f, x.d[at / 32]), hn::ConvertTo(f, dot)));
+                    // d8 * (min * sum) has at most 24 bits: the product is exact in any order, fused or not.
+                    mins[t] = hn::MulAdd(min, hn::LoadU(f, x.sums + at / 4 + kN * part), mins[t]);
                 }
             }
             for (int t = 0; t < kTokens; ++t) {

@@ -1,68 +1,100 @@
-// Scores are 16 bits: counts of their upper and then of their lower halves find the k-th best exactly, a third pass
-// collects. Most scores matter to the first pass only: the others look at 32 of them at once.
+// Scores are 16 bits: counts of their upper and then of their lower halves find the k-th best exactly. To count few,
+// the best of each stretch of 32 is taken first, which vectors do: the k-th best of those is no better than the k-th
+// best of all, so that what lies below it, and stretches that do, need not be looked at again.
 #include "backend/cpu/rank.h"
 
 #include <algorithm>
+#include <array>
 
 namespace ds41::cpu {
 
 namespace {
 
-constexpr int kStretch = 32;
+struct Cut {
+    int place;            // of the k-th best
+    std::int64_t n_above; // that are better
+};
 
-// Of counts by value, the value at which, counted from the top, the k-th lies; `above` grows by what lies above it.
-int cut_at(const std::uint32_t *counts, std::int64_t k, std::int64_t &above) {
+int upper(int place) {
+    return (place >> 8) + 128;
+}
+
+// Of counts by value, the value at which, counted from the top, the k-th lies; n_above grows by what lies above it.
+int cut_at(const std::uint32_t *counts, std::int64_t k, std::int64_t &n_above) {
     int value = 255;
-    for (; value > 0 && above + counts[value] < k; --value) above += counts[value];
+    for (; value > 0 && n_above + counts[value] < k; --value) n_above += counts[value];
     return value;
 }
 
-// f(i, order) for stretches of scores of which one is at least `low`.
-template <typename F> void each_near(const std::uint16_t *scores, std::int64_t n, std::int16_t low, F f) {
-    for (std::int64_t i = 0; i < n; i += kStretch) {
-        const std::int64_t end = std::min(n, i + kStretch);
-        if (end - i == kStretch) {
-            std::int16_t best = INT16_MIN;
-            for (int j = 0; j < kStretch; ++j) best = std::max(best, order_of(scores[i + j]));
-            if (best < low) continue;
-        }
-        for (std::int64_t j = i; j < end; ++j) f(j, order_of(scores[j]));
-    }
+// each(f) calls f(i, place) for what there is to choose from; places below `low` do not count. The lowest that does,
+// where there are fewer than k.
+template <typename Each> Cut find_cut(std::int64_t k, int low, Each each) {
+    // Four by turns: equal scores would wait for each other's.
+    std::uint32_t turns[4][256] = {};
+    each([&](std::int64_t i, int place) {
+        if (place >= low) ++turns[i % 4][upper(place)];
+    });
+    std::uint32_t counts[256];
+    for (int v = 0; v < 256; ++v) counts[v] = turns[0][v] + turns[1][v] + turns[2][v] + turns[3][v];
+    Cut cut{0, 0};
+    const int high = cut_at(counts, k, cut.n_above);
+    const int first = (high - 128) * 256;
+    std::uint32_t fine[256] = {};
+    each([&](std::int64_t, int place) {
+        if (place >= low && upper(place) == high) ++fine[place - first];
+    });
+    cut.place = std::max(low, first + cut_at(fine, k, cut.n_above));
+    return cut;
+}
+
+std::int16_t best_place(const std::uint16_t *scores, std::int64_t n) {
+    std::int16_t best = INT16_MIN;
+    if (n == kStretch) // a count that the compiler knows
+        for (int i = 0; i < kStretch; ++i) best = std::max(best, order_of(scores[i]));
+    else
+        for (std::int64_t i = 0; i < n; ++i) best = std::max(best, order_of(scores[i]));
+    return best;
 }
 
 } // namespace
 
-std::int64_t best_of(const std::uint16_t *scores, std::int64_t n, std::int64_t k, std::int32_t *out) {
+std::int64_t best_of(const std::uint16_t *scores, std::int64_t n, std::int64_t k, std::int16_t *best,
+                     std::int32_t *out) {
     if (k <= 0) return 0;
-    // Four counters by turns: equal scores after one another would wait for each other's.
-    std::uint32_t turns[4][256] = {};
-    const auto upper = [](std::int16_t order) { return (order >> 8) + 128; };
-    std::int64_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        for (int t = 0; t < 4; ++t) ++turns[t][upper(order_of(scores[i + t]))];
-    for (; i < n; ++i) ++turns[0][upper(order_of(scores[i]))];
-    std::uint32_t counts[256];
-    for (int v = 0; v < 256; ++v) counts[v] = turns[0][v] + turns[1][v] + turns[2][v] + turns[3][v];
-
-    std::int64_t above = 0;
-    const int high = cut_at(counts, k, above);
-    const int first = (high - 128) * 256; // lowest place of that upper half
-    std::uint32_t fine[257] = {};         // the last one takes what is elsewhere
-    each_near(scores, n, static_cast<std::int16_t>(first),
-              [&](std::int64_t, std::int16_t order) { ++fine[upper(order) == high ? order - first : 256]; });
-    int cut = first + cut_at(fine, k, above);
-    std::int64_t n_ties = k - above; // that still have a place
-    if (cut <= kMaskedOrder) {       // fewer than k may be taken: all of them
-        cut = kMaskedOrder + 1;
-        n_ties = n;
-    }
-    const std::int64_t most = std::min(n, k);
+    const std::int64_t n_stretches = stretches_of(n);
+    for (std::int64_t s = 0; s < n_stretches; ++s)
+        best[s] = best_place(scores + s * kStretch, std::min<std::int64_t>(kStretch, n - s * kStretch));
+    int low = kMaskedOrder + 1;
+    const auto each_near = [&](auto f) {
+        for (std::int64_t s = 0; s < n_stretches; ++s) {
+            if (best[s] < low) continue;
+            const std::int64_t end = std::min(n, (s + 1) * kStretch);
+            for (std::int64_t i = s * kStretch; i < end; ++i) f(i, int{order_of(scores[i])});
+        }
+    };
+    if (n_stretches >= 2 * k) // otherwise it would say little
+        low = find_cut(k, low, [&](auto f) {
+                  for (std::int64_t s = 0; s < n_stretches; ++s) f(s, int{best[s]});
+              }).place;
+    // Mostly a few more than k are left.
+    std::array<std::int32_t, 2048> left;
+    std::size_t n_left = 0;
+    each_near([&](std::int64_t i, int place) {
+        if (place < low) return;
+        if (n_left < left.size()) left[n_left] = static_cast<std::int32_t>(i);
+        ++n_left;
+    });
+    const auto each_left = [&](auto f) {
+        if (n_left > left.size()) return each_near(f);
+        for (std::size_t j = 0; j < n_left; ++j) f(std::int64_t{left[j]}, int{order_of(scores[left[j]])});
+    };
+    const Cut cut = find_cut(k, low, each_left);
+    low = cut.place;
+    std::int64_t n_ties = k - cut.n_above; // that still have a place
     std::int64_t n_taken = 0;
-    each_near(scores, n, static_cast<std::int16_t>(cut), [&](std::int64_t j, std::int16_t order) {
-        if (n_taken == most) return;
-        out[n_taken] = static_cast<std::int32_t>(j); // taken or written over
-        n_taken += (order > cut) | ((order == cut) & (n_ties > 0));
-        n_ties -= order == cut;
+    each_left([&](std::int64_t i, int place) {
+        if (place < low || (place == low && n_ties-- <= 0)) return;
+        out[n_taken++] = static_cast<std::int32_t>(i);
     });
     return n_taken;
 }

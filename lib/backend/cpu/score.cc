@@ -51,12 +51,16 @@ void unpack_query(const uint8_t *row, int n, int8_t *codes, int32_t *bias, float
 void unpack_keys(const uint8_t *const *rows, int n, uint8_t *tile, float *scales) {
     const U8 u8;
     const auto table = hn::LoadDup128(u8, kTwiceUp);
-    // Words of the keys side by side, then split into even and odd codes in place.
+    // Words of the keys side by side, in the upper half of the tile; then split into even and odd codes from below,
+    // which reach no word before it is read. In two passes: a vector is slow to load from words just stored.
+    uint8_t *words = tile + n / 8 * (4 * kKeyTile);
+    for (int key = 0; key < kKeyTile; ++key)
+        for (int word = 0; word < n / 8; ++word)
+            std::memcpy(words + (word * kKeyTile + key) * 4, rows[key] + 4 * word, 4);
     for (int word = 0; word < n / 8; ++word) {
         uint8_t *even = tile + 2 * word * (4 * kKeyTile), *odd = even + 4 * kKeyTile;
-        for (int key = 0; key < kKeyTile; ++key) std::memcpy(even + 4 * key, rows[key] + 4 * word, 4);
         for (int i = 0; i < 4 * kKeyTile; i += 4 * kN) {
-            const VU8 packed = hn::Load(u8, even + i);
+            const VU8 packed = hn::Load(u8, words + word * (4 * kKeyTile) + i);
             const VU8 low = hn::And(packed, hn::Set(u8, 15));
             const VU8 high = hn::And(hn::BitCast(u8, hn::ShiftRight<4>(hn::BitCast(U16(), packed))), hn::Set(u8, 15));
             hn::Store(hn::TableLookupBytes(table, low), u8, even + i);
@@ -82,6 +86,7 @@ HWY_INLINE void multiply(const IndexQuery &query, int h, int n, const uint8_t *t
         VI16 pairs[kHeads][kVectors];
         for (int head = 0; head < kHeads; ++head)
             for (int v = 0; v < kVectors; ++v) pairs[head][v] = hn::Zero(I16());
+        DS41_CPU_ROLLED
         for (int quad = 0; quad < kQuads; ++quad) {
             VI8 q[kHeads];
             for (int head = 0; head < kHeads; ++head) {

@@ -55,18 +55,24 @@ void CpuStages::score_keys(const SelectArgs &a, int first, int n, std::int64_t f
     std::uint8_t *tile = scratch(slot);
     auto *const scales = reinterpret_cast<float *>(tile + std::int64_t{kKeyTile} * c.index_head_dim);
 
+    const auto group_at = [&](std::int64_t i) {
+        return blocks ? blocks[i / c.candidate_block_size] * std::int64_t{c.candidate_block_size} +
+                            i % c.candidate_block_size
+                      : i;
+    };
     while (from < to) {
         std::int64_t groups[kKeyTile];
         const std::uint8_t *rows[kKeyTile];
         int n_keys = 0;
         for (; n_keys < kKeyTile && from < to; ++from) {
-            const std::int64_t group =
-                blocks ? blocks[from / c.candidate_block_size] * std::int64_t{c.candidate_block_size} +
-                             from % c.candidate_block_size
-                       : from;
+            const std::int64_t group = group_at(from);
             if (group >= n_visible) continue; // the end of the last block
             groups[n_keys] = group;
             rows[n_keys++] = span.index_keys.row(group);
+            // Those of the next tile: while this one is scored they come from memory.
+            if (from + kKeyTile >= to) continue;
+            if (const std::int64_t next = group_at(from + kKeyTile); next < n_visible)
+                __builtin_prefetch(span.index_keys.row(next));
         }
         if (n_keys == 0) return;
         for (int k = n_keys; k < kKeyTile; ++k) rows[k] = rows[0];
@@ -101,7 +107,8 @@ void CpuStages::score_tokens(const SelectArgs &a, int first, int n) {
 }
 
 // A block's score is its best; the block of the newest visible group always stays.
-void CpuStages::keep_blocks(const SelectArgs &a, int token, const std::uint16_t *scores, std::int64_t n_visible) const {
+void CpuStages::keep_blocks(const SelectArgs &a, int token, const std::uint16_t *scores, std::int64_t n_visible,
+                            std::int16_t *stretches) const {
     const Config &c = *a.layer.config;
     const std::int64_t block_size = c.candidate_block_size;
     const std::int64_t n_blocks = (n_visible + block_size - 1) / block_size;
@@ -116,7 +123,7 @@ void CpuStages::keep_blocks(const SelectArgs &a, int token, const std::uint16_t 
             best[b] = of_block;
         }
         // The newest, which is the last, has its place whatever its scores are.
-        n_kept = best_of(best, n_blocks - 1, c.candidate_topk_blocks - 1, out);
+        n_kept = best_of(best, n_blocks - 1, c.candidate_topk_blocks - 1, stretches, out);
         out[n_kept++] = static_cast<std::int32_t>(n_blocks - 1);
     }
     std::fill(out + n_kept, out + a.n_block_slots, -1);
@@ -145,9 +152,9 @@ void CpuStages::choose(const SelectArgs &a, int token, int i) {
         reference::take_best(a, token, n_visible, values, ranking);
         return;
     }
-    if (role.is_candidate_source) keep_blocks(a, token, scores, n_visible);
+    if (role.is_candidate_source) keep_blocks(a, token, scores, n_visible, stretches_at(i));
     std::int32_t *out = a.groups + std::int64_t{token} * a.n_group_slots;
-    const std::int64_t n_taken = best_of(scores, n_visible, c.index_topk, out);
+    const std::int64_t n_taken = best_of(scores, n_visible, c.index_topk, stretches_at(i), out);
     std::fill(out + n_taken, out + a.n_group_slots, -1);
 }
 

@@ -19,6 +19,14 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Before a loop that the compiler must leave as it is: unrolled, GCC makes all products first and spills them.
+#undef DS41_CPU_ROLLED
+#ifdef __clang__
+#define DS41_CPU_ROLLED _Pragma("clang loop unroll(disable)")
+#else
+#define DS41_CPU_ROLLED _Pragma("GCC unroll 1")
+#endif
+
 constexpr int kLanes = 8;
 
 using F = hn::CappedTag<float, kLanes>;

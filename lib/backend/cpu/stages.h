@@ -6,6 +6,7 @@
 
 #include "backend/cpu/kernels.h"
 #include "backend/cpu/pool.h"
+#include "backend/cpu/rank.h"
 #include "backend/cpu/targets.h"
 #include "backend/memory.h"
 #include "backend/reference/stages.h"
@@ -84,6 +85,7 @@ private:
         kQueries,   // index queries of kScoreTokens tokens, unpacked
         kScores,    // bf16 [kScoreTokens][n_groups]
         kBest,      // bf16 [blocks]: the best score of each
+        kStretches, // i16 [kScoreTokens][stretches]: scratch of the selection
         kRanking,   // torch's rule: f32 [n_groups], Scored [n_groups]
         kBufferCount
     };
@@ -127,7 +129,11 @@ private:
     void score_tokens(const SelectArgs &args, int first, int n);
     void score_keys(const SelectArgs &args, int first, int n, std::int64_t from, std::int64_t to, int slot) const;
     void choose(const SelectArgs &args, int token, int i);
-    void keep_blocks(const SelectArgs &args, int token, const std::uint16_t *scores, std::int64_t n_visible) const;
+    void keep_blocks(const SelectArgs &args, int token, const std::uint16_t *scores, std::int64_t n_visible,
+                     std::int16_t *stretches) const;
+    std::int16_t *stretches_at(int i) const {
+        return get<std::int16_t>(kStretches) + i * cpu::stretches_of(n_group_room_);
+    }
 
     const cpu::DotKernels &dot_;
     const cpu::Q2KKernels &q2_k_;
