@@ -501,7 +501,8 @@ DS41_API ds41_status ds41_model_get_config(const ds41_model *model, ds41_config 
  *
  * @param n_seqs       0 or more.
  * @param n_positions  Tokens per sequence, 0 to max_seq_len.
- * @param n_tokens     Tokens of the largest step, 1 or more.
+ * @param n_tokens     Tokens of the largest step, 1 or more. The context is one with default options: each thread that
+ *                     ds41_ctx_options.n_threads allows has some memory of its own.
  * @param memory       From ds41_memory_init.
  * Host only, any thread. Since 0.1.
  */

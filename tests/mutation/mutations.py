@@ -1,9 +1,10 @@
-"""Ways to get these layers wrong: each entry changes one place of the reference, and some test must notice.
+"""Ways to get these layers wrong: each entry changes one place of the library, and some test must notice.
 
 (name, file below lib/, old text, new text). The old text must occur exactly once.
 """
 
 R = "backend/reference/"
+C = "backend/cpu/"
 TRUNCATED = "Bf16{static_cast<std::uint16_t>(float_bits(%s) >> 16)}"
 
 MUTATIONS = [
@@ -117,6 +118,27 @@ MUTATIONS = [
     ("wo_a: every group reads the first slice", R + "output.cc", "o + g * c.o_group_width()", "o"),
     ("ring written by position % (window - 1)", R + "project.cc", "span.window.row((span.start_pos + i) % window)",
      "span.window.row((span.start_pos + i) % (window > 1 ? window - 1 : 1))"),
+
+    # The cpu backend.
+    ("cpu: exponent of fp8 activations", C + "linear.cc", "exponent = largest - 127;", "exponent = largest - 126;"),
+    ("cpu: odd values meet even ones", C + "dot.cc", "hn::Load(F(), x + 8 + kN * part), acc[part]",
+     "hn::Load(F(), x + kN * part), acc[part]"),
+    ("cpu: q2_k blocks of both parities in one sum", C + "q2k.cc", "(t * 2 + b % 2)", "(t * 2)"),
+    ("cpu: sink left out", C + "attend_rows.cc", "(sink > -kInfinity ? of_sink : 0.0f) + ", ""),
+    ("cpu: index score without relu", C + "score.cc",
+     "hn::IfThenZeroElse(hn::Lt(rounded, hn::Zero(f)), rounded)", "rounded"),
+    ("cpu: index score, product not rounded", C + "score.cc", "round_bf16_lanes(hn::Mul(positive, hn::Set(f, weight)))",
+     "hn::Mul(positive, hn::Set(f, weight))"),
+    ("cpu: one tie too many", C + "rank.cc", "n_ties-- <= 0", "n_ties-- < 0"),
+    ("cpu: group at its last position", C + "compress.cc", "const std::int64_t group_pos = group * ratio;",
+     "const std::int64_t group_pos = group * ratio + ratio - 1;"),
+    ("cpu: every wo_a group reads the first slice", C + "output.cc", "&o, g,", "&o, 0,"),
+    ("cpu: a row's sum depends on the number of tokens", C + "dot.cc",
+     "multiply_panel<2>(a.panel, x + t * kBlockCols, n_cols, b == 0,",
+     "multiply_panel<2>(a.panel, x + t * kBlockCols, n_cols, true,"),
+    ("cpu: threads skip work", C + "pool.h", "w.next.fetch_add(1,", "w.next.fetch_add(2,"),
+    ("cpu: threads share scratch memory", C + "stages.h", "std::size_t(slot) * scratch_bytes_",
+     "std::size_t(slot / 2) * scratch_bytes_"),
 
     # Steps.
     ("position not advanced", "forward/step.cc", "span.seq->layer(layer).position = span.end_pos();", ""),

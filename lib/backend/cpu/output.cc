@@ -21,8 +21,8 @@ void CpuStages::output(const OutputArgs &a) {
         const Activations o = take_activations(kX0, w.wo_a, a.o + first * c.o_group_width(), c.q_width(), a.tile.n, n);
         for (int g = 0; g < n; ++g) {
             const std::int64_t row = std::int64_t{first + g} * c.o_lora_rank;
-            products[static_cast<std::size_t>(g)] = {&w.wo_a, row,           c.o_lora_rank, &o,
-                                                     g,       grouped + row, nullptr,       c.o_lora_width()};
+            Product &product = products[static_cast<std::size_t>(g)];
+            product = {&w.wo_a, row, c.o_lora_rank, &o, g, grouped + row, nullptr, c.o_lora_width()};
         }
         multiply(products.data(), n);
     }
