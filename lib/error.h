@@ -4,6 +4,7 @@
 
 #include "ds41/ds41.h"
 
+#include <cstddef>
 #include <exception>
 
 namespace ds41 {
@@ -20,6 +21,9 @@ private:
     ds41_status status_;
     char message_[4000]; // a checkpoint's problems are told all at once
 };
+
+// Takes an incomplete UTF-8 character off the end of a text that fills all of its `size` bytes, where it was cut.
+void trim_cut_character(char *text, std::size_t size) noexcept;
 
 } // namespace ds41
 

@@ -123,7 +123,8 @@ typedef enum ds41_log_level {
 } ds41_log_level;
 
 /**
- * Receives what a model has to say (which backend was chosen). The library prints nothing itself.
+ * Receives what a model has to say: which backend was chosen, problems of a checkpoint, values that were rounded. The
+ * library prints nothing itself.
  *
  * @param level    A ds41_log_level.
  * @param message  One line without a newline. Borrowed for the call.
@@ -556,14 +557,16 @@ typedef struct ds41_checkpoint_tensor {
  * @param tensor   Name of a tensor that is being read, fp8 scales included. Borrowed for the call.
  * @return 0 to go on; anything else cancels the load.
  *
- * Called on the thread of the load, which waits for it. Must not throw or jump out. Since 0.1.
+ * Called on the thread of the load, which waits for it; calls may be far apart, and the last one cancels as well. May
+ * call the library on other objects. Must not throw or jump out. Since 0.1.
  */
 typedef int32_t (*ds41_progress_fn)(uint64_t n_done, uint64_t n_total, const char *tensor, void *user);
 
 /**
  * ds41_load_options.flags: leave weights that keep their form in the mapping of the file, where the backend computes in
- * host memory and they lie aligned to their elements; the rest is copied. Pages are read when they are first used, and
- * the files must not be changed or truncated until the model and all its children are destroyed.
+ * host memory and they lie aligned to their elements; the rest is copied. The system is asked to read ahead, but pages
+ * may be read as late as at their first use; files stay open, and must not be changed or truncated, until the model and
+ * all its children are destroyed.
  */
 #define DS41_LOAD_MAP 1u
 
@@ -581,10 +584,11 @@ typedef struct ds41_load_options {
     uint32_t flags;                  /**< DS41_LOAD_*; 0 is the default. */
     const ds41_model_options *model; /**< Borrowed for the call; NULL for the defaults. */
     const ds41_config *config;       /**< Instead of the checkpoint's own. Borrowed for the call; NULL: its own. */
-    int64_t max_seq_len;             /**< Instead of the configuration's. 0: as it says. */
+    int64_t max_seq_len;             /**< Instead of a valid configuration's own. 0: as it says. */
     int32_t first_layer;             /**< Default 0. */
     int32_t n_layers;                /**< 0: to the end, less draft layers of which the checkpoint holds nothing. */
-    int32_t n_threads;               /**< That read and expand, the caller's included. 0: one per core, at most 8. */
+    int32_t n_threads;               /**< That read and expand, the caller's included, at most 1024. 0: one per core,
+                                          at most 8. */
     int32_t reserved;                /**< 0. */
     ds41_progress_fn progress;       /**< May be NULL. */
     void *progress_user;             /**< Passed to `progress`. */
@@ -601,11 +605,15 @@ DS41_API void ds41_load_options_init(ds41_load_options *options, size_t struct_s
  * with single tensors is no failure but listed by ds41_checkpoint_get_problem().
  *
  * @param path  A folder, a safetensors file, or a GGUF. Copied.
- * @retval DS41_STATUS_IO_ERROR      Not found or not readable; a shard of a split GGUF is not there.
+ * @retval DS41_STATUS_IO_ERROR      Not found or not readable; a shard of a split GGUF is not there. (A shard of the
+ *                                   release that is not leaves a problem for the layers that it holds.)
  * @retval DS41_STATUS_INVALID_FILE  Neither format, a header that is not well formed, shards that do not belong
  *                                   together.
+ * @retval DS41_STATUS_UNSUPPORTED   A GGUF that is big endian, or of another version than 2 and 3.
+ * @retval DS41_STATUS_OUT_OF_MEMORY
  *
- * The files must not be changed or truncated until destroy. Host only, any thread. Since 0.1.
+ * ds41_model_load() needs no open checkpoint: it takes the same path. The files must not be changed or truncated until
+ * destroy. Host only, any thread. Since 0.1.
  */
 DS41_API ds41_status ds41_checkpoint_load(ds41_checkpoint **checkpoint, const char *path);
 
@@ -629,11 +637,15 @@ DS41_API const char *ds41_checkpoint_get_file(const ds41_checkpoint *checkpoint,
  * @retval DS41_STATUS_IO_ERROR        A safetensors file without a config.json beside it.
  * @retval DS41_STATUS_INVALID_FILE    A key is missing or has another type; listed sources contradict the tensors.
  * @retval DS41_STATUS_INVALID_CONFIG  Read, but refused by validation.
+ * @retval DS41_STATUS_UNSUPPORTED     config.json names another quantisation than fp8 in blocks of 32 x 32.
  * Host only, any thread. Since 0.1.
  */
 DS41_API ds41_status ds41_checkpoint_get_config(const ds41_checkpoint *checkpoint, ds41_config *config);
 
-/** Number of tensors of these layers, scales counted with their weights; 0 for NULL. Since 0.1. */
+/**
+ * Number of tensors of these layers that are right, scales counted with their weights; 0 for NULL, and where there is
+ * no valid configuration. Since 0.1.
+ */
 DS41_API int64_t ds41_checkpoint_get_n_tensors(const ds41_checkpoint *checkpoint);
 
 /**
@@ -675,13 +687,16 @@ DS41_API ds41_status ds41_checkpoint_estimate_memory(const ds41_checkpoint *chec
  * @retval DS41_STATUS_MISSING_TENSOR, DS41_STATUS_INVALID_DTYPE, DS41_STATUS_INVALID_SHAPE, DS41_STATUS_INVALID_FILE
  *                                       Tensors of the chosen layers are missing, unexpected, wrongly typed or shaped,
  *                                       or hold what no model takes (a scale byte of 255, a sink that is NaN).
- *                                       The message names all of them as far as it reaches, with what was expected, and
- *                                       the log gets a line each; the status is the first one's.
+ *                                       The message names the first dozen, with what was expected, and the log gets a
+ *                                       line each; the status is the first one's. Values that no model takes are told
+ *                                       one at a time.
  * @retval DS41_STATUS_INVALID_LAYER     The range leaves the configuration.
+ * @retval DS41_STATUS_INVALID_ARGUMENT  flags, n_threads, max_seq_len or reserved; as ds41_model_create().
  * @retval DS41_STATUS_CANCELLED         `progress` asked for it.
  * @retval others                        As ds41_checkpoint_load(), ds41_checkpoint_get_config(), ds41_model_create().
  *
- * On any failure nothing stays behind. Starts threads and ends them before it returns. Any thread. Since 0.1.
+ * On any failure nothing stays behind. Starts threads and ends them before it returns. The files must not be truncated
+ * while their headers are read; what is truncated later is an error. Any thread. Since 0.1.
  */
 DS41_API ds41_status ds41_model_load(ds41_model **model, const char *path, const ds41_load_options *options);
 

@@ -76,9 +76,8 @@ ds41_status ds41_checkpoint_get_tensor(const ds41_checkpoint *checkpoint, int64_
         check_argument(checkpoint, "checkpoint");
         check_struct_size(tensor, "tensor");
         const int64_t n = ds41_checkpoint_get_n_tensors(checkpoint);
-        DS41_CHECK(index >= 0 && index < n, DS41_STATUS_INVALID_ARGUMENT,
-                   "index is %lld, need a value from 0 on below %lld", static_cast<long long>(index),
-                   static_cast<long long>(n));
+        DS41_CHECK(index >= 0 && index < n, DS41_STATUS_INVALID_ARGUMENT, "index is %lld, need a value in [0, %lld]",
+                   static_cast<long long>(index), static_cast<long long>(n - 1));
         const PlacedTensor &placed = checkpoint->impl->inventory()->tensors()[static_cast<std::size_t>(index)];
         const FoundTensor &weight = *placed.weight;
         const Config config(checkpoint->impl->config());

@@ -14,6 +14,7 @@ thread_local char last_error[4096];
 
 void set_last_error(const char *function, const char *message) noexcept {
     std::snprintf(last_error, sizeof last_error, "%s: %s", function, message);
+    trim_cut_character(last_error, sizeof last_error);
 }
 
 } // namespace ds41

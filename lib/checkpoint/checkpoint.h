@@ -33,6 +33,9 @@ public:
     // Throws what went wrong with it when the checkpoint was opened.
     const ds41_config &config() const;
 
+    // When one file was opened of a folder that has an index: that folder, which is the whole checkpoint. Else empty.
+    const std::string &shard_of() const { return shard_of_; }
+
     // By its own configuration; null when that is not to be had.
     const Inventory *inventory() const { return inventory_ ? &*inventory_ : nullptr; }
     // What keeps all layers from being loaded.
@@ -48,6 +51,7 @@ private:
     CheckpointFormat format_ = CheckpointFormat::kSafetensors;
     std::vector<CheckpointFile> files_;
     std::vector<FoundTensor> found_;
+    std::string shard_of_;    // a folder with an index beside a file that was opened alone; else empty
     std::string config_path_; // the file that the configuration is in
     std::optional<ds41_config> config_;
     std::optional<Error> config_error_;

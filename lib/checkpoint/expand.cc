@@ -8,6 +8,14 @@
 
 namespace ds41 {
 
+namespace {
+
+bool is_infinite(float value) {
+    return (float_bits(value) & ~kSignBit) == kInfBits;
+}
+
+} // namespace
+
 std::uint64_t file_row_bytes(const GgufType &type, std::int64_t cols) {
     return static_cast<std::uint64_t>(cols) / type.block_values * type.block_bytes;
 }
@@ -44,7 +52,8 @@ std::uint64_t RowExpander::expand(std::int64_t first_row, std::int64_t n_rows, c
         }
         for (std::size_t i = 0; i < n; ++i, target += sizeof(Bf16)) {
             const Bf16 rounded = to_bf16(values[i]);
-            n_rounded += to_f32(rounded) != values[i] && !is_nan(values[i]);
+            // fp8 has no infinity: one that is there has overflown already, at the top of the range.
+            n_rounded += (to_f32(rounded) != values[i] && !is_nan(values[i])) || (scales_ && is_infinite(values[i]));
             std::memcpy(target, &rounded, sizeof rounded);
         }
     }

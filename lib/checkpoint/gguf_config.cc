@@ -181,6 +181,8 @@ private:
             {key_of("attention." + what + "_layer_ids"), key_of(what + "_layer_ids"),
              key_of("attention." + what + "_layers")},
             [&](const std::string &key) { return metadata_.integers(key); }, list_text);
+        DS41_CHECK(!listed || listed->size() <= DS41_MAX_LAYERS, DS41_STATUS_INVALID_FILE,
+                   "the metadata lists %zu %s layers, need at most %d", listed->size(), what.c_str(), DS41_MAX_LAYERS);
         // A layer of which nothing is there is missing, which is for the inventory to say.
         for (const std::int64_t layer : seen) {
             if (!listed) break;

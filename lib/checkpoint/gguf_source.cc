@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cinttypes>
 #include <cstdio>
+#include <optional>
 #include <set>
 
 namespace ds41 {
@@ -17,14 +18,14 @@ constexpr char kSplitNo[] = "split.no", kSplitCount[] = "split.count", kSplitTen
 constexpr std::int64_t kMostShards = 99999; // five digits in the names
 
 // "<stem>-00002-of-00007.gguf": the part before the numbers, or nothing.
-std::string split_stem(const std::string &path, std::int64_t n_shards) {
+std::optional<std::string> split_stem(const std::string &path, std::int64_t n_shards) {
     char of[24];
     std::snprintf(of, sizeof of, "-of-%05" PRId64 ".gguf", n_shards);
     const std::string_view tail = of;
     constexpr std::size_t kNumber = 6; // "-00002"
-    if (!path.ends_with(tail) || path.size() < tail.size() + kNumber) return {};
+    if (!path.ends_with(tail) || path.size() < tail.size() + kNumber) return std::nullopt;
     const std::size_t at = path.size() - tail.size() - kNumber;
-    if (path[at] != '-' || path.find_first_not_of("0123456789", at + 1) != at + kNumber) return {};
+    if (path[at] != '-' || path.find_first_not_of("0123456789", at + 1) != at + kNumber) return std::nullopt;
     return path.substr(0, at);
 }
 
@@ -32,6 +33,15 @@ std::string shard_path(const std::string &stem, std::int64_t shard, std::int64_t
     char numbers[32];
     std::snprintf(numbers, sizeof numbers, "-%05" PRId64 "-of-%05" PRId64 ".gguf", shard + 1, n_shards);
     return stem + numbers;
+}
+
+Mapping open_shard(const std::string &name, const std::string &opened) {
+    try {
+        return Mapping(name);
+    } catch (const Error &error) {
+        throw Error(error.status(), "%s (it is a shard of the GGUF that %s belongs to)", error.what(),
+                    shortened_path(opened).c_str());
+    }
 }
 
 } // namespace
@@ -57,17 +67,18 @@ void Checkpoint::open_gguf(Mapping &&opened, const std::string &path) {
         DS41_CHECK(opened_no >= 0 && opened_no < n_shards, DS41_STATUS_INVALID_FILE,
                    "%s is %" PRId64 ", need a value in [0, %" PRId64 "]", kSplitNo, opened_no, n_shards - 1);
         if (n_shards == 1) return;
-        stem = split_stem(path, n_shards);
-        DS41_CHECK(!stem.empty(), DS41_STATUS_INVALID_FILE,
+        const std::optional<std::string> found = split_stem(path, n_shards);
+        DS41_CHECK(found, DS41_STATUS_INVALID_FILE,
                    "it is one of %" PRId64 " shards, whose names have to end in -%05" PRId64 "-of-%05" PRId64 ".gguf",
                    n_shards, opened_no + 1, n_shards);
+        stem = *found;
     });
 
     std::set<std::string> names;
     std::int64_t n_tensors = 0, n_promised = -1;
     for (std::int64_t shard = 0; shard < n_shards; ++shard) {
         const std::string name = n_shards == 1 ? path : shard_path(stem, shard, n_shards);
-        Mapping mapping = name == path ? std::move(opened) : Mapping(name);
+        Mapping mapping = name == path ? std::move(opened) : open_shard(name, path);
         about(name, [&] {
             const GgufFile file(mapping.bytes());
             if (n_shards > 1) {

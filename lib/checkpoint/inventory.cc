@@ -131,12 +131,12 @@ private:
             return;
         }
         for (const FoundTensor *found : {weight, scale}) {
-            if (!found || found->fault.empty()) continue;
-            auto &fault = faults[found->fault];
+            if (!found || !found->fault) continue;
+            auto &fault = faults[*found->fault];
             ++fault.first;
             fault.second = found->fault_status;
         }
-        if (!weight->fault.empty() || (scale && !scale->fault.empty())) return;
+        if (weight->fault || (scale && scale->fault)) return;
 
         const std::string is = quoted(weight->name) + " is " + weight->type_name + " " + shape_text(weight->shape);
         bool good = true;
@@ -150,7 +150,7 @@ private:
             report(layer, DS41_STATUS_INVALID_SHAPE, is + ", F8_E4M3 needs a multiple of 32 columns");
             good = false;
         }
-        if (check_scale(layer, place, *weight, scale, shape) && good)
+        if (good && check_scale(layer, place, *weight, scale, shape))
             out_.tensors_.push_back({layer, &place, weight, scale});
     }
 

@@ -8,6 +8,7 @@
 #include "model/config.h"
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,8 +29,8 @@ struct FoundTensor {
     const char *type_name = "";     // as the file calls it; static
     std::vector<std::int64_t> shape;
     FileRange range;
-    // Why the file cannot give it; empty when it can.
-    std::string fault;
+    // Why the file cannot give it, shared by all of a file; null when it can.
+    std::shared_ptr<const std::string> fault;
     ds41_status fault_status = DS41_STATUS_OK;
 };
 

@@ -3,7 +3,6 @@
 #include "checkpoint/text.h"
 
 #include <algorithm>
-#include <system_error>
 #include <thread>
 
 namespace ds41 {
@@ -79,8 +78,8 @@ void LoadJobs::run(std::span<const std::unique_ptr<MatrixLoad>> matrices) {
     threads.reserve(static_cast<std::size_t>(n_threads));
     try {
         while (static_cast<int>(threads.size()) < n_threads - 1) threads.emplace_back([this] { work(false); });
-    } catch (const std::system_error &) {
-        // As many threads as there are have to do.
+    } catch (const std::exception &) {
+        // No more threads, or no memory for one: as many as there are have to do.
     }
     work(true);
     for (std::thread &thread : threads) thread.join();

@@ -9,6 +9,7 @@
 #include <array>
 #include <cinttypes>
 #include <cstdio>
+#include <cstring>
 #include <map>
 
 namespace ds41 {
@@ -17,6 +18,7 @@ namespace {
 
 constexpr std::uint32_t kKnownFlags = DS41_LOAD_MAP | DS41_LOAD_EXPAND_FP8 | DS41_LOAD_PLAIN_Q2_K;
 constexpr int kMostThreads = 1024;
+constexpr std::size_t kMostTold = 12; // problems that the sentence of an error names
 
 std::shared_ptr<Model> create_model(const Checkpoint &checkpoint, const ds41_load_options &options) {
     ds41_config config = options.config ? *options.config : checkpoint.config();
@@ -40,6 +42,15 @@ void check_scales(const std::vector<std::uint8_t> &scales, const FoundTensor &te
     DS41_CHECK(invalid == scales.end(), DS41_STATUS_INVALID_FILE,
                "%s has scale byte 255 at index %lld, need bytes in [0, 254]", quoted(tensor.name).c_str(),
                static_cast<long long>(invalid - scales.begin()));
+}
+
+void check_sinks(const std::vector<std::uint8_t> &floats, const FoundTensor &tensor) {
+    for (std::size_t head = 0; head < floats.size() / sizeof(float); ++head) {
+        float value;
+        std::memcpy(&value, floats.data() + head * sizeof value, sizeof value);
+        DS41_CHECK(!is_nan(value), DS41_STATUS_INVALID_FILE, "%s is NaN for head %zu, need numbers",
+                   quoted(tensor.name).c_str(), head);
+    }
 }
 
 } // namespace
@@ -84,6 +95,8 @@ void LoadPlan::choose_layers(const Inventory &inventory) {
                    tensor_name(checkpoint_->format(), weight_places()[0], layer, config.n_layers).c_str());
         layers_[static_cast<std::size_t>(layer)] = !left_out;
     }
+    DS41_CHECK(std::find(layers_.begin(), layers_.end(), true) != layers_.end(), DS41_STATUS_MISSING_TENSOR,
+               "the checkpoint holds nothing of layers %d to %d", options_.first_layer, end - 1);
 }
 
 void LoadPlan::refuse_problems(const Inventory &inventory) const {
@@ -96,11 +109,19 @@ void LoadPlan::refuse_problems(const Inventory &inventory) const {
                                       layers_[static_cast<std::size_t>(problem.layer)]);
         if (!concerns) continue;
         if (!first) first = &problem;
-        ++n;
-        text.append(n > 1 ? "; " : "").append(problem.text);
+        if (++n <= kMostTold) text.append(n > 1 ? "; " : "").append(problem.text);
         model_->log(DS41_LOG_ERROR, problem.text.c_str());
     }
     if (n == 0) return;
+    if (n > kMostTold)
+        text.append("; and ")
+            .append(std::to_string(n - kMostTold))
+            .append(" more, which the log has, and "
+                    "ds41_checkpoint_get_problem()");
+    if (!checkpoint_->shard_of().empty())
+        text.append("; the file is one shard of a checkpoint: its folder, ")
+            .append(shortened_path(checkpoint_->shard_of()))
+            .append(", is the whole");
     throw Error(first->status, "%zu problem%s: %s", n, n > 1 ? "s" : "", text.c_str());
 }
 
@@ -182,6 +203,7 @@ std::uint64_t LoadPlan::add(const PlacedTensor &placed, Layer &layer, LoadJobs &
     ds41_tensor &tensor = layer.weights.*placed.place->tensor;
     if (placed.place->vector) {
         layer.small.push_back(widened(weight, jobs.read_whole(weight)));
+        if (placed.place->tensor == &ds41_layer_weights::attn_sink) check_sinks(layer.small.back(), weight);
         ds41_tensor_init(&tensor, layer.small.back().data(), DS41_DTYPE_F32, 1, weight.shape.data());
         return 0;
     }

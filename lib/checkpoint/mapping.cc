@@ -79,7 +79,7 @@ void Mapping::read(uint64_t offset, std::span<std::byte> target) const {
         if (n < 0 && errno == EINTR) continue;
         DS41_CHECK(n >= 0, DS41_STATUS_IO_ERROR, "cannot be read at byte %" PRIu64 ": %s", offset + n_done,
                    std::generic_category().message(errno).c_str());
-        DS41_CHECK(n > 0, DS41_STATUS_IO_ERROR, "ends at byte %" PRIu64 ": it was truncated while it was open",
+        DS41_CHECK(n > 0, DS41_STATUS_IO_ERROR, "has nothing at byte %" PRIu64 ": it was truncated while it was open",
                    offset + n_done);
         n_done += static_cast<size_t>(n);
     }

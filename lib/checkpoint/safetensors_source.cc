@@ -14,7 +14,7 @@
 #include <system_error>
 
 #include <dirent.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 namespace ds41 {
 
@@ -31,8 +31,15 @@ std::string folder_of(const std::string &path) {
     return slash == std::string::npos ? "." : path.substr(0, slash + 1);
 }
 
+// Something that is there but cannot be reached counts: opening it then tells why.
 bool exists(const std::string &path) {
-    return ::access(path.c_str(), F_OK) == 0;
+    struct stat info = {};
+    return ::lstat(path.c_str(), &info) == 0 || errno != ENOENT;
+}
+
+bool is_file(const std::string &path) {
+    struct stat info = {};
+    return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
 }
 
 std::string_view text_of(const Mapping &mapping) {
@@ -45,8 +52,11 @@ std::vector<std::string> safetensors_in(const std::string &folder) {
     DS41_CHECK(entries, DS41_STATUS_IO_ERROR, "path %s cannot be listed: %s", shortened_path(folder).c_str(),
                std::generic_category().message(errno).c_str());
     std::vector<std::string> names;
-    while (const dirent *entry = ::readdir(entries.get()))
-        if (std::string_view(entry->d_name).ends_with(".safetensors")) names.emplace_back(entry->d_name);
+    while (const dirent *entry = ::readdir(entries.get())) {
+        const std::string_view name = entry->d_name; // hidden ones are leavings of other systems
+        if (name.ends_with(".safetensors") && !name.starts_with('.') && is_file(joined(folder, std::string(name))))
+            names.emplace_back(name);
+    }
     return names;
 }
 
@@ -109,7 +119,8 @@ void Checkpoint::open_index(const std::string &folder, const std::string &path) 
     for (const auto &shard_entry : shards) { // not a structured binding: clang 14 lets no lambda have one
         const std::string &name = shard_entry.first;
         const auto &tensors = shard_entry.second;
-        const auto give_up = [&](const std::string &fault, ds41_status status) {
+        const auto give_up = [&](const std::string &text, ds41_status status) {
+            const auto fault = std::make_shared<const std::string>(text);
             for (const auto &[tensor, text_name] : tensors) {
                 FoundTensor found;
                 found.where = tensor;
@@ -134,7 +145,8 @@ void Checkpoint::open_index(const std::string &folder, const std::string &path) 
                     FoundTensor missing;
                     missing.where = tensor;
                     missing.name = *text_name;
-                    missing.fault = quoted(*text_name) + " is not in " + quoted(name) + ", where the index places it";
+                    missing.fault = std::make_shared<const std::string>(quoted(*text_name) + " is not in " +
+                                                                        quoted(name) + ", where the index places it");
                     missing.fault_status = DS41_STATUS_MISSING_TENSOR;
                     found_.push_back(std::move(missing));
                 }
@@ -149,13 +161,17 @@ void Checkpoint::open_index(const std::string &folder, const std::string &path) 
 void Checkpoint::open_safetensors(Mapping &&mapping, const std::string &path) {
     if (!config_ && !config_error_) read_config(folder_of(path));
     about(path, [&] {
-        const SafetensorsFile file(mapping.bytes());
+        const std::span<const std::byte> bytes = mapping.bytes();
+        DS41_CHECK(bytes.empty() || bytes[0] != std::byte{'{'}, DS41_STATUS_INVALID_FILE,
+                   "neither a safetensors file nor a GGUF but JSON: of a checkpoint in shards, name the folder");
+        const SafetensorsFile file(bytes);
         TensorName where;
         for (const SafetensorsEntry &entry : file.entries())
             if (parse_tensor_name(format_, entry.name, where))
                 found_.push_back(found_tensor(where, entry, 0, mapping.bytes()));
     });
     files_.push_back({path, std::move(mapping)});
+    if (exists(joined(folder_of(path), kIndexName))) shard_of_ = folder_of(path);
 }
 
 void Checkpoint::read_config(const std::string &folder) {
@@ -166,8 +182,9 @@ void Checkpoint::read_config(const std::string &folder) {
             check_quantization_json(text_of(mapping));
             return parse_config_json(text_of(mapping));
         });
-    } catch (const Error &error) {
-        config_error_ = error; // the caller may bring a configuration
+    } catch (const Error &error) { // the caller may bring a configuration
+        const char *hint = error.status() == DS41_STATUS_IO_ERROR ? ": weights in safetensors need it beside them" : "";
+        config_error_.emplace(error.status(), "%s%s", error.what(), hint);
     }
 }
 

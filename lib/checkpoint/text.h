@@ -9,7 +9,7 @@
 
 namespace ds41 {
 
-// In double quotes, control characters as '?', cut after 96 bytes between two UTF-8 characters.
+// In double quotes, control characters and marks of direction as '?', cut after 96 bytes between two UTF-8 characters.
 std::string quoted(std::string_view text);
 
 // The last 160 bytes: a path tells most at its end.

@@ -33,7 +33,7 @@ Model::Model(const ds41_config &config, const ds41_model_options &options)
 const LayerWeights &Model::weights(int layer) const {
     config_.check_layer(layer);
     DS41_CHECK(has_layer(layer), DS41_STATUS_MISSING_WEIGHTS,
-               "layer %d has no weights: ds41_model_set_layer was not called for it", layer);
+               "layer %d has no weights: neither ds41_model_load nor ds41_model_set_layer gave it any", layer);
     return *this->layer(layer);
 }
 

@@ -233,6 +233,32 @@ TEST_CASE("opening and loading a checkpoint") {
     CHECK(live_allocations() == live);
 }
 
+TEST_CASE("a load on several threads that runs out of memory anywhere") {
+    const TestModel original = random_model(Format::bf16);
+    const CheckpointFolder folder(original);
+    ds41_load_options options;
+    ds41_load_options_init(&options, sizeof(options));
+    options.n_threads = 3;
+    int64_t n_refused = 0;
+    for (int64_t n = 0; n < 100000; n++) {
+        ds41_model *loaded = nullptr;
+        ds41_status status;
+        bool refused;
+        {
+            const AllocationScope scope(n);
+            status = ds41_model_load(&loaded, folder.path(), &options);
+            refused = scope.failed();
+        }
+        const Model owner(loaded);
+        // A thread that cannot be had is done without.
+        CHECK((status == DS41_STATUS_OK || (status == DS41_STATUS_OUT_OF_MEMORY && refused)));
+        CHECK((loaded != nullptr) == (status == DS41_STATUS_OK));
+        n_refused += refused;
+        if (!refused) break;
+    }
+    CHECK(n_refused > 100);
+}
+
 TEST_CASE("text that is refused does not leak") {
     const int64_t live = live_allocations();
     const std::string json = to_json(small_config());

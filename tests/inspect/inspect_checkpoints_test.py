@@ -245,7 +245,7 @@ class CheckpointsTest(InspectTest):
         document, text = self.answer(1, flat.save(self.folder / "flat"))
         self.assertEqual(len(document["problems"]), len(names))
         self.assertIn('"quoted', text)
-        self.assertIn("\\u{202e}gnp", text)
+        self.assertIn("?gnp", text)  # the library shows such marks as question marks
 
     def test_hostile_names_in_a_gguf(self):
         gguf = make_checkpoints.make_gguf(self.case())

@@ -58,6 +58,11 @@ TEST_CASE("fp8 at the ends of bf16's range is rounded, and counted") {
     scale[0] = 3; // 2^-9 * 2^-124 is that smallest value
     CHECK(RowExpander(kFp8Type, 32, scale.data(), DS41_DTYPE_BF16).expand(0, 1, codes.data(), out.data(), values) == 0);
     CHECK(at<Bf16>(out, 31).bits == 1);
+    scale[0] = 254; // 448 * 2^127 overflows
+    const std::vector<std::uint8_t> largest(32, 0x7e);
+    CHECK(RowExpander(kFp8Type, 32, scale.data(), DS41_DTYPE_BF16).expand(0, 1, largest.data(), out.data(), values) ==
+          32);
+    CHECK(at<Bf16>(out, 0).bits == 0x7f80);
 }
 
 TEST_CASE("halves become bf16 to nearest even, or floats without loss") {
