@@ -5,6 +5,7 @@
 #include <climits>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 
 using namespace api_test;
@@ -350,4 +351,60 @@ TEST_CASE("checkpoints that are none") {
     refuse(empty_folder.path(), DS41_STATUS_INVALID_FILE, {"model.safetensors.index.json"});
     std::filesystem::copy_file(folder.weights_path(), std::string(folder.path()) + "/second.safetensors");
     refuse(folder.path(), DS41_STATUS_INVALID_FILE, {"2", "model.safetensors.index.json"});
+}
+
+TEST_CASE("an index that cannot be reached is an error, not an absent one") {
+    const TestModel original = random_model(small_config());
+    const CheckpointFolder folder(original);
+    std::filesystem::create_symlink("nowhere", std::string(folder.path()) + "/model.safetensors.index.json");
+    ds41_checkpoint *checkpoint = nullptr;
+    check_refused(ds41_checkpoint_load(&checkpoint, folder.path()), {DS41_STATUS_IO_ERROR}, "ds41_checkpoint_load",
+                  {"model.safetensors.index.json"});
+    CHECK(checkpoint == nullptr);
+}
+
+TEST_CASE("what is no file of the checkpoint does not count as a second one") {
+    const TestModel original = random_model(small_config());
+    const CheckpointFolder folder(original);
+    std::filesystem::copy_file(folder.weights_path(), std::string(folder.path()) + "/._model.safetensors");
+    std::filesystem::create_directory(std::string(folder.path()) + "/old.safetensors");
+    check_same(whole_prefill(loaded(original, folder.path(), nullptr), kTape, kPrompt),
+               whole_prefill(original, kTape, kPrompt), original.config);
+}
+
+TEST_CASE("one shard of a folder with an index is told to be one") {
+    const TestModel original = random_model(small_config());
+    const CheckpointFolder folder(original);
+    std::ofstream(std::string(folder.path()) + "/model.safetensors.index.json") << R"({"weight_map":{}})";
+    ds41_config config = original.config;
+    config.dim *= 2; // for problems to be told
+    ds41_load_options options = load_options();
+    options.config = &config;
+    ds41_model *model = nullptr;
+    check_refused(ds41_model_load(&model, folder.weights_path().c_str(), &options), {DS41_STATUS_INVALID_SHAPE},
+                  "ds41_model_load", {"problems", "one shard", "folder", "more"});
+    CHECK(model == nullptr);
+    // The folder itself: an index without these layers.
+    ds41_checkpoint *checkpoint = nullptr;
+    must(ds41_checkpoint_load(&checkpoint, folder.path()));
+    const Checkpoint owner(checkpoint);
+    CHECK(ds41_checkpoint_get_n_problems(checkpoint) == original.config.n_layers);
+}
+
+TEST_CASE("a range in which there is nothing is no load") {
+    TestModel original = random_model(small_config());
+    const CheckpointFolder folder(original);
+    // The configuration gains a draft layer that the file does not hold.
+    ds41_config config = original.config;
+    config.compress_ratios[config.n_compress_ratios++] = 0;
+    ds41_load_options options = load_options();
+    options.config = &config;
+    options.first_layer = config.n_compress_ratios - 1;
+    ds41_model *model = nullptr;
+    check_refused(ds41_model_load(&model, folder.path(), &options), {DS41_STATUS_MISSING_TENSOR}, "ds41_model_load",
+                  {"nothing"});
+    CHECK(model == nullptr);
+    options.first_layer = 0; // the others load
+    must(ds41_model_load(&model, folder.path(), &options));
+    ds41_model_destroy(model);
 }

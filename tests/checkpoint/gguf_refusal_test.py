@@ -229,6 +229,10 @@ class GgufTest(CheckpointTest):
                 layer, member = ("layer 0", "compressor_wkv") if "0" in name else ("layer 3", "indexer_wq_b")
                 self.check_refused(self.save(), "INVALID_FILE|MISSING_TENSOR", f"{name}|{layer}", f"{name}|{member}")
 
+    def test_lists_of_layers_beyond_any_model(self):
+        self.set("attention.kv_source_layer_ids", "[]i32", list(range(60000)))
+        self.check_refused(self.save(), "INVALID_FILE", "60000", "256")
+
     def test_layers_that_there_are_not(self):
         tensor = self.gguf.tensors["blk.0.attn_q_a.weight"]
         self.put("blk.7.attn_q_a.weight", tensor)  # not the next one: that would be a draft layer
