@@ -8,24 +8,6 @@ namespace ds41 {
 
 using namespace reference;
 
-namespace {
-
-// Per value, softmax of the gates over the group weighs the kv products. Gate and kv are [ratio][n].
-void pool_group(const float *kv, const float *gate, int ratio, int n, Bf16 *latent) {
-    for (int e = 0; e < n; ++e) {
-        float max = gate[e];
-        for (int r = 1; r < ratio; ++r) max = std::max(max, gate[std::int64_t{r} * n + e]);
-        float sum = 0.0f;
-        for (int r = 0; r < ratio; ++r) sum += exp_f32(gate[std::int64_t{r} * n + e] - max);
-        float pooled = 0.0f;
-        for (int r = 0; r < ratio; ++r)
-            pooled += kv[std::int64_t{r} * n + e] * (exp_f32(gate[std::int64_t{r} * n + e] - max) / sum);
-        latent[e] = to_bf16(pooled);
-    }
-}
-
-} // namespace
-
 void ReferenceStages::compress(const CompressArgs &a) {
     const Config &c = *a.layer.config;
     const LayerRole &role = *a.layer.role;

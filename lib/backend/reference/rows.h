@@ -3,6 +3,7 @@
 
 #include "backend/reference/stages.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace ds41::reference {
@@ -43,6 +44,20 @@ inline void rotate(Bf16 *row, std::int64_t n, const RopeTable &rope, std::int64_
 // Rounded once from f64, so that the C library's version does not show.
 inline float exp_f32(float x) {
     return static_cast<float>(std::exp(double{x}));
+}
+
+// Per value, softmax of the gates over the group weighs the kv products. Gate and kv are [ratio][n].
+inline void pool_group(const float *kv, const float *gate, int ratio, int n, Bf16 *latent) {
+    for (int e = 0; e < n; ++e) {
+        float max = gate[e];
+        for (int r = 1; r < ratio; ++r) max = std::max(max, gate[std::int64_t{r} * n + e]);
+        float sum = 0.0f;
+        for (int r = 0; r < ratio; ++r) sum += exp_f32(gate[std::int64_t{r} * n + e] - max);
+        float pooled = 0.0f;
+        for (int r = 0; r < ratio; ++r)
+            pooled += kv[std::int64_t{r} * n + e] * (exp_f32(gate[std::int64_t{r} * n + e] - max) / sum);
+        latent[e] = to_bf16(pooled);
+    }
 }
 
 } // namespace ds41::reference
