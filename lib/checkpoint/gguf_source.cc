@@ -30,7 +30,7 @@ std::optional<std::string> split_stem(const std::string &path, std::int64_t n_sh
 }
 
 std::string shard_path(const std::string &stem, std::int64_t shard, std::int64_t n_shards) {
-    char numbers[32];
+    char numbers[64]; // longer than any two numbers, which keeps -Wformat-truncation quiet
     std::snprintf(numbers, sizeof numbers, "-%05" PRId64 "-of-%05" PRId64 ".gguf", shard + 1, n_shards);
     return stem + numbers;
 }
