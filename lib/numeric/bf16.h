@@ -9,18 +9,18 @@ struct Bf16 {
     std::uint16_t bits;
 };
 
-inline float to_f32(Bf16 value) {
+DS41_HD inline float to_f32(Bf16 value) {
     return float_from_bits(std::uint32_t{value.bits} << 16);
 }
 
 // To nearest, ties to even; overflows to infinity, keeps subnormals; a NaN stays one and becomes quiet.
-inline Bf16 to_bf16(float value) {
+DS41_HD inline Bf16 to_bf16(float value) {
     const std::uint32_t bits = float_bits(value);
     if (is_nan(value)) return Bf16{static_cast<std::uint16_t>((bits >> 16) | 0x0040u)};
     return Bf16{static_cast<std::uint16_t>(shift_right_rne(bits, 16))};
 }
 
-inline float round_bf16(float value) {
+DS41_HD inline float round_bf16(float value) {
     return to_f32(to_bf16(value));
 }
 

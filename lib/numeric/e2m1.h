@@ -7,14 +7,14 @@ namespace ds41 {
 
 constexpr float kE2m1Max = 6.0f;
 
-inline float e2m1_to_f32(std::uint8_t code) {
+DS41_HD inline float e2m1_to_f32(std::uint8_t code) {
     constexpr float kMagnitude[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
     const float magnitude = kMagnitude[code & 7u];
     return code & 8u ? -magnitude : magnitude;
 }
 
 // To nearest, ties to the even code, clamped to +-6; the sign is kept, of zero too. Not for NaN: the format has none.
-inline std::uint8_t f32_to_e2m1(float value) {
+DS41_HD inline std::uint8_t f32_to_e2m1(float value) {
     const std::uint32_t sign = (float_bits(value) >> 28) & 8u;
     const float magnitude = float_from_bits(float_bits(value) & ~kSignBit);
     // Between code c and c + 1 stands their mean; on it the even one wins.

@@ -9,7 +9,7 @@ namespace ds41 {
 constexpr float kE4m3Max = 448.0f;
 constexpr std::uint8_t kE4m3Nan = 0x7f;
 
-inline float e4m3_to_f32(std::uint8_t code) {
+DS41_HD inline float e4m3_to_f32(std::uint8_t code) {
     const std::uint32_t sign = std::uint32_t{code & 0x80u} << 24;
     const std::uint32_t exponent = (code >> 3) & 0xfu;
     const std::uint32_t mantissa = code & 7u;
@@ -19,7 +19,7 @@ inline float e4m3_to_f32(std::uint8_t code) {
 }
 
 // To nearest, ties to even, clamped to +-448 (infinities too); a NaN gives the NaN code.
-inline std::uint8_t f32_to_e4m3(float value) {
+DS41_HD inline std::uint8_t f32_to_e4m3(float value) {
     const std::uint32_t bits = float_bits(value);
     const std::uint32_t sign = (bits >> 24) & 0x80u;
     const std::uint32_t magnitude = bits & ~kSignBit;

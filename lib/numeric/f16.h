@@ -5,7 +5,7 @@
 
 namespace ds41 {
 
-inline float f16_to_f32(std::uint16_t half) {
+DS41_HD inline float f16_to_f32(std::uint16_t half) {
     const std::uint32_t sign = std::uint32_t{half & 0x8000u} << 16;
     const std::uint32_t exponent = (half >> 10) & 0x1fu;
     const std::uint32_t mantissa = half & 0x3ffu;
@@ -16,7 +16,7 @@ inline float f16_to_f32(std::uint16_t half) {
 }
 
 // To nearest, ties to even; from 65520 on infinity.
-inline std::uint16_t f32_to_f16(float value) {
+DS41_HD inline std::uint16_t f32_to_f16(float value) {
     const std::uint32_t bits = float_bits(value);
     const std::uint32_t sign = (bits >> 16) & 0x8000u;
     const std::uint32_t magnitude = bits & ~kSignBit;

@@ -29,13 +29,13 @@ constexpr float kCompressedAmaxFloor = 6.0f * 0x1p-9f;
 constexpr float kIndexKeyAmaxFloor = 6.0f * 0x1p-126f;
 
 // n is a multiple of the block.
-constexpr std::size_t window_row_bytes(int n) {
+DS41_HD constexpr std::size_t window_row_bytes(int n) {
     return static_cast<std::size_t>(n + n / kWindowBlock);
 }
-constexpr std::size_t compressed_row_bytes(int n) {
+DS41_HD constexpr std::size_t compressed_row_bytes(int n) {
     return static_cast<std::size_t>(n / 2 + n / kCompressedBlock);
 }
-constexpr std::size_t index_key_row_bytes(int n) {
+DS41_HD constexpr std::size_t index_key_row_bytes(int n) {
     return static_cast<std::size_t>(n / 2 + n / kIndexKeyBlock);
 }
 
