@@ -1,0 +1,3 @@
+module github.com/libds41/libds41/bindings/go
+
+go 1.19
