@@ -86,6 +86,7 @@ typedef enum ds41_status {
 
     /* Resources. */
     DS41_STATUS_OUT_OF_MEMORY = 40,
+    DS41_STATUS_DEVICE_ERROR = 41, /**< The GPU, its driver or one of its libraries failed. */
 
     /* Files. */
     DS41_STATUS_IO_ERROR = 50,       /**< The operating system refused: not found, not readable, ... */
@@ -465,7 +466,9 @@ DS41_API void ds41_memory_init(ds41_memory *memory, size_t struct_size);
  * @param config   Copied.
  * @param options  Borrowed for the call; NULL for the defaults.
  * @retval DS41_STATUS_INVALID_CONFIG  As ds41_config_validate().
- * @retval DS41_STATUS_NO_BACKEND      The message lists the names that there are.
+ * @retval DS41_STATUS_NO_BACKEND      No such name: the message lists those that there are. Or it cannot run here, and
+ *                                     the message says why: its library, the driver or a device is missing, or the
+ *                                     kernels were built for other devices.
  * @retval DS41_STATUS_INVALID_ARGUMENT  options->topk_rule is none.
  * @retval DS41_STATUS_UNSUPPORTED     The rule cannot be reproduced by this build.
  * Host only, any thread. Since 0.1.
@@ -723,7 +726,14 @@ DS41_API void *ds41_buffer_get_data(const ds41_buffer *buffer);
 /** Size in bytes; 0 for NULL. Since 0.1. */
 DS41_API uint64_t ds41_buffer_get_bytes(const ds41_buffer *buffer);
 
-/** Copy n_bytes from the host to `offset`. Waits. @retval DS41_STATUS_INVALID_ARGUMENT  Out of range. Since 0.1. */
+/**
+ * Copy n_bytes from the host to `offset`. Waits for the copy, not for what contexts have enqueued on the same memory:
+ * ds41_ctx_synchronize() comes first.
+ *
+ * @retval DS41_STATUS_INVALID_ARGUMENT  Out of range.
+ * @retval DS41_STATUS_DEVICE_ERROR
+ * Since 0.1.
+ */
 DS41_API ds41_status ds41_buffer_upload(ds41_buffer *buffer, uint64_t offset, const void *source, uint64_t n_bytes);
 
 /** Copy n_bytes from `offset` to the host. Waits. @retval DS41_STATUS_INVALID_ARGUMENT  Out of range. Since 0.1. */
@@ -792,7 +802,13 @@ DS41_API ds41_status ds41_ctx_create(ds41_ctx **ctx, ds41_model *model, const ds
 /** Wait for the context's work, then free it. NULL is ignored. Since 0.1. */
 DS41_API void ds41_ctx_destroy(ds41_ctx *ctx);
 
-/** Wait until everything that was enqueued has finished; reports faults of that work. Since 0.1. */
+/**
+ * Wait until everything that was enqueued has finished.
+ *
+ * @retval DS41_STATUS_DEVICE_ERROR  A fault of that work. With DS41_CHECK_STAGES set in the environment when the context
+ *                                   is created, every stage is waited for, and the call that enqueued it reports it.
+ * Since 0.1.
+ */
 DS41_API ds41_status ds41_ctx_synchronize(ds41_ctx *ctx);
 
 /** Bytes of workspace that the context holds now; 0 for NULL. Since 0.1. */
@@ -855,7 +871,9 @@ DS41_API uint64_t ds41_seq_get_bytes(const ds41_seq *seq);
 /**
  * Run one layer over new tokens of one sequence. The first call of a step begins it; calls for further layers with the
  * same sequence, n_tokens and start_pos belong to it. Chunks continue: a whole prompt and the same prompt in chunks of
- * any sizes leave the same state and give the same bits.
+ * any sizes leave the same state and give the same bits. (On the cuda backend prefills of more than 16 tokens
+ * use cuBLAS and tensor cores, whose sums come in another order: the same bits there among chunks of at most 16 tokens,
+ * and decode steps of any batch.)
  *
  * @param layer      A layer with weights, above those that the step has run.
  * @param x          Input [n_tokens, dim], BF16, on the model's device: the layer's input after its attention norm.
@@ -872,6 +890,7 @@ DS41_API uint64_t ds41_seq_get_bytes(const ds41_seq *seq);
  * @retval DS41_STATUS_INVALID_POSITION  start_pos is not where the layer stands, or the end is beyond max_seq_len.
  * @retval DS41_STATUS_WRONG_ORDER       Not above the step's last layer, or a layer it reads from has not run in it.
  * @retval DS41_STATUS_OUT_OF_MEMORY     Pages that were allocated are kept; tokens are untouched.
+ * @retval DS41_STATUS_DEVICE_ERROR      What the GPU reported, possibly of work that was enqueued earlier.
  *
  * Enqueues; may allocate. Not legal during capture. Since 0.1.
  */
@@ -896,6 +915,7 @@ typedef struct ds41_span {
  * @retval DS41_STATUS_INVALID_POSITION  No layer of the sequence stands at start_pos, or the end is beyond max_seq_len.
  * @retval DS41_STATUS_MISSING_WEIGHTS   No layer of the model has weights.
  * @retval DS41_STATUS_OUT_OF_MEMORY     Pages that were allocated are kept. The previous step stays in flight.
+ * @retval DS41_STATUS_DEVICE_ERROR      What the GPU reported, possibly of work that was enqueued earlier.
  *
  * Allocates pages and workspaces for every layer that stands at start_pos. Not legal during capture. Since 0.1.
  */
@@ -914,7 +934,7 @@ DS41_API ds41_status ds41_decode_prep(ds41_ctx *ctx, const ds41_span *spans, int
  *                                       layer it reads from has not run in this step.
  * @retval DS41_STATUS_INVALID_POSITION  This layer does not stand at the start of a span.
  * @retval DS41_STATUS_INVALID_ARGUMENT, DS41_STATUS_INVALID_LAYER, DS41_STATUS_MISSING_WEIGHTS,
- *         DS41_STATUS_INVALID_DTYPE, DS41_STATUS_INVALID_SHAPE  As ds41_layer_prefill().
+ *         DS41_STATUS_INVALID_DTYPE, DS41_STATUS_INVALID_SHAPE, DS41_STATUS_DEVICE_ERROR  As ds41_layer_prefill().
  *
  * Allocates nothing, unless a tap is set (then DS41_STATUS_OUT_OF_MEMORY may come, with nothing changed). Since 0.1.
  */

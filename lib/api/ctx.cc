@@ -41,7 +41,10 @@ void ds41_ctx_destroy(ds41_ctx *ctx) {
 }
 
 ds41_status ds41_ctx_synchronize(ds41_ctx *ctx) {
-    return guarded(__func__, [&] { check_argument(ctx, "ctx"); }); // no backend of this version works on after a call
+    return guarded(__func__, [&] {
+        check_argument(ctx, "ctx");
+        ctx->impl.synchronize();
+    });
 }
 
 uint64_t ds41_ctx_get_bytes(const ds41_ctx *ctx) {

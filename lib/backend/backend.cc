@@ -2,6 +2,7 @@
 #include "backend/backend.h"
 
 #include "backend/cpu/stages.h"
+#include "backend/cuda/stages.h"
 #include "backend/reference/rank.h"
 #include "backend/reference/stages.h"
 #include "error.h"
@@ -14,18 +15,34 @@ namespace ds41 {
 
 namespace {
 
-bool always() noexcept {
-    return true;
+const char *always() noexcept {
+    return nullptr;
 }
+const char *why_not_cuda() noexcept {
+    return cuda_plugin().functions() ? nullptr : cuda_plugin().why_not();
+}
+const char *why_not_sim() noexcept {
+    return sim_plugin().functions() ? nullptr : sim_plugin().why_not();
+}
+
+// 64 tokens of V4.1-Flash are 4 MiB of queries: enough to share weights that are read, little enough that a prefill of
+// any length fits. A GPU wants more rows for its products.
+constexpr std::int32_t kHostTile = 64;
+constexpr std::int32_t kDeviceTile = 256;
 
 std::unique_ptr<Stages> create_reference_stages(const StageOptions &) {
     return std::make_unique<ReferenceStages>();
 }
 
 constexpr Backend kBackends[] = {
-    {"cpu", always, host_memory, create_cpu_stages, reference::has_torch_cpu_ranking, false, false},
-    {"reference", always, host_memory, create_reference_stages, reference::has_torch_cpu_ranking, false, false},
+    {"cuda", why_not_cuda, cuda_memory, create_cuda_stages, reference::has_torch_cpu_ranking, true, false, kDeviceTile},
+    {"cpu", always, host_memory, create_cpu_stages, reference::has_torch_cpu_ranking, false, false, kHostTile},
+    {"reference", always, host_memory, create_reference_stages, reference::has_torch_cpu_ranking, false, false,
+     kHostTile},
 };
+// The cuda backend on the simulated device, for tests: taken by name where its library is found, and listed nowhere.
+constexpr Backend kSim = {"sim", why_not_sim, sim_memory, create_sim_stages, reference::has_torch_cpu_ranking,
+                          false, false,       kDeviceTile};
 
 } // namespace
 
@@ -35,16 +52,23 @@ const Backend *backend_at(int index) noexcept {
 
 const Backend &choose_backend(const char *name) {
     const bool automatic = name == nullptr || std::strcmp(name, "auto") == 0;
+    if (!automatic && std::strcmp(name, kSim.name) == 0 && !kSim.why_not()) return kSim;
     char names[128] = "";
     std::size_t used = 0;
     for (const Backend &backend : kBackends) {
-        if ((automatic || std::strcmp(name, backend.name) == 0) && backend.available()) return backend;
+        const bool named = !automatic && std::strcmp(name, backend.name) == 0;
+        if (named || automatic) {
+            const char *why_not = backend.why_not();
+            if (!why_not) return backend;
+            DS41_CHECK(!named, DS41_STATUS_NO_BACKEND, "options.backend is \"%s\", which cannot run here: %s", name,
+                       why_not);
+        }
         const int n = std::snprintf(names + used, sizeof names - used, "%s, ", backend.name);
         used += static_cast<std::size_t>(n);
         if (used >= sizeof names) used = sizeof names - 1;
     }
-    throw Error(DS41_STATUS_NO_BACKEND, "options.backend is \"%.64s\", need one that can run here of: %sauto",
-                name ? name : "auto", names);
+    throw Error(DS41_STATUS_NO_BACKEND, "options.backend is \"%.64s\", need one of: %sauto", name ? name : "auto",
+                names);
 }
 
 } // namespace ds41

@@ -10,15 +10,16 @@ namespace ds41 {
 
 struct Backend {
     const char *name;
-    bool (*available)() noexcept; // can it run on this machine
+    const char *(*why_not)() noexcept; // null: it can run on this machine; otherwise a sentence that says why not
     const Memory &(*memory)() noexcept;
     std::unique_ptr<Stages> (*create_stages)(const StageOptions &options);
     bool (*has_torch_topk)() noexcept; // whether DS41_TOPK_TORCH_CPU can be kept
     bool has_streams;                  // whether a context may bring one
     bool has_graphs;                   // whether a decode step can be captured
+    std::int32_t n_tile;               // tokens that go through a layer's stages together
 };
 
-// Null past the end.
+// Those that are listed; null past the end.
 const Backend *backend_at(int index) noexcept;
 
 // "auto" or null: the first that can run. Throws NO_BACKEND with the names that there are.

@@ -17,6 +17,8 @@ public:
     virtual void download(void *target, const void *source, std::size_t n_bytes) const = 0;
     // Whether the device reads host pointers as they are: borrowed weights then need no copy.
     virtual bool is_host() const noexcept = 0;
+    // Whether all of it is this memory, as far as that can be told.
+    virtual bool owns(const void *, std::size_t) const noexcept { return true; }
 
     static constexpr std::size_t kAlignment = 64; // a cache line, and the widest vector of today's CPUs
 

@@ -3,8 +3,8 @@
 //
 // A backend that does some stages better derives from ReferenceStages and overrides those. Tensors, rows and pages
 // are in the backend's memory; spans, tokens and page tables are the host's, and a device backend uploads them. Tokens
-// of a tile are [first, first + n) of the step; "tile row" i is token first + i. Stages neither allocate nor fail: what
-// they need beside their arguments is made in prepare().
+// of a tile are [first, first + n) of the step; "tile row" i is token first + i. Stages do not allocate: what they need
+// beside their arguments is made in prepare(). Those of a device enqueue, and throw what its driver reports.
 #pragma once
 
 #include "model/config.h"
@@ -49,6 +49,7 @@ struct Tile {
 
 // What every stage of a layer gets.
 struct LayerView {
+    int layer;
     const Config *config;
     const LayerRole *role;
     const LayerWeights *weights;
@@ -104,7 +105,9 @@ struct AttendArgs {
     const std::uint8_t *window_new; // [n_tokens, window_row_bytes]
     const std::int32_t *groups;     // [n_tokens, n_group_slots]; null in layers of ratio 0
     std::int32_t n_group_slots;
-    Bf16 *o; // [tile, n_heads, head_dim], before the inverse rotation
+    Bf16 *o; // [tile, n_heads, head_dim], before the inverse rotation; output() gets the same
+    bool is_tapped =
+        false; // somebody else reads o: a backend that hands it to output() in its own form writes it as well
 };
 
 struct OutputArgs {
@@ -112,6 +115,19 @@ struct OutputArgs {
     Tile tile;
     Bf16 *o;   // [tile, n_heads, head_dim]; rotated back in place
     Bf16 *out; // [n_tokens, dim]; may be the step's x
+};
+
+// What layers that are about to run see of a step.
+struct StepUpload {
+    const Config *config;
+    const RopeTable *rope_plain, *rope_compressed;
+    const TokenView *tokens; // [n_tokens]
+    std::int32_t n_tokens;
+    std::int32_t n_spans;
+    const int *layers;     // [n_layers]
+    const SpanView *views; // [n_layers, n_spans]
+    int n_layers;
+    bool is_prefill;
 };
 
 // Bounds of what the stages of one layer will be asked for.
@@ -130,6 +146,7 @@ struct StageOptions {
     ds41_parallel_fn parallel = nullptr; // the caller's parallel-for, instead of threads
     void *parallel_user = nullptr;
     bool share_all = false;           // however short the work is, for tests
+    void *stream = nullptr;           // the caller's CUDA stream
     const char *cpu_target = nullptr; // instruction set of the cpu backend; null: DS41_CPU_TARGET, or the best
 };
 
@@ -142,6 +159,15 @@ public:
     // Bytes that prepare() has taken, and would take.
     virtual std::size_t n_bytes() const noexcept = 0;
     virtual std::size_t needed_bytes(const Config &config, const StageSizes &sizes) const noexcept = 0;
+
+    // Bring the host's part of a step to where stages read it. Only the layers of the last call may run.
+    virtual bool wants_upload() const noexcept { return false; }
+    virtual void upload_step(const StepUpload &) {}
+    // Wait for what has been enqueued.
+    virtual void synchronize() {}
+    // Around the calls of a stage: for profilers, and to blame the right one for what a device reports.
+    virtual void enter(int /* layer */, const char * /* stage */) {}
+    virtual void leave(int /* layer */, const char * /* stage */) {}
 
     // x to normed low-rank queries, rotated queries, and packed window rows.
     virtual void project(const ProjectArgs &args) = 0;

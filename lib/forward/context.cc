@@ -12,7 +12,7 @@ namespace ds41 {
 
 namespace {
 
-void check_activations(const char *name, const ds41_tensor &t, std::int64_t n_tokens, int dim) {
+void check_activations(const char *name, const ds41_tensor &t, std::int64_t n_tokens, int dim, const Model &model) {
     DS41_CHECK(t.dtype == DS41_DTYPE_BF16, DS41_STATUS_INVALID_DTYPE, "%s has dtype %s, need BF16", name,
                ds41_dtype_name(t.dtype));
     const std::int64_t shape[] = {n_tokens, dim};
@@ -20,11 +20,16 @@ void check_activations(const char *name, const ds41_tensor &t, std::int64_t n_to
     check_tensor_data(t, 0, "%s", name);
     check_tensor_alignment(t, "%s", name);
     DS41_CHECK(t.scales == nullptr, DS41_STATUS_INVALID_ARGUMENT, "%s has scales, need NULL for dtype BF16", name);
+    const auto n_bytes = static_cast<std::size_t>(n_tokens) * static_cast<std::size_t>(dim) * sizeof(Bf16);
+    DS41_CHECK(model.memory().owns(t.data, n_bytes), DS41_STATUS_INVALID_ARGUMENT,
+               "%s.data is %p, need %zu bytes of device memory: the model is on backend %s", name, t.data, n_bytes,
+               model.backend().name);
 }
 
-void check_io(const ds41_tensor &x, const ds41_tensor &out, std::int64_t n_tokens, int dim) {
-    check_activations("x", x, n_tokens, dim);
-    check_activations("out", out, n_tokens, dim);
+void check_io(const ds41_tensor &x, const ds41_tensor &out, std::int64_t n_tokens, const Model &model) {
+    const int dim = model.config().dim;
+    check_activations("x", x, n_tokens, dim, model);
+    check_activations("out", out, n_tokens, dim, model);
     const auto n_bytes = static_cast<std::uintptr_t>(n_tokens) * static_cast<std::uintptr_t>(dim) * sizeof(Bf16);
     const auto a = reinterpret_cast<std::uintptr_t>(x.data), b = reinterpret_cast<std::uintptr_t>(out.data);
     const std::uintptr_t distance = a > b ? a - b : b - a;
@@ -38,6 +43,8 @@ void check_io(const ds41_tensor &x, const ds41_tensor &out, std::int64_t n_token
 namespace {
 
 std::unique_ptr<Stages> create_stages(const Model &model, const ds41_ctx_options &options) {
+    DS41_CHECK(options.stream == nullptr || model.backend().has_streams, DS41_STATUS_INVALID_ARGUMENT,
+               "options.stream is set, need NULL: backend %s has no streams", model.backend().name);
     DS41_CHECK(options.n_threads >= 0 && options.n_threads <= DS41_MAX_THREADS, DS41_STATUS_INVALID_ARGUMENT,
                "options.n_threads is %d, need a value in [0, %d]", options.n_threads, DS41_MAX_THREADS);
     DS41_CHECK((options.flags & ~DS41_CTX_PIN_THREADS) == 0, DS41_STATUS_INVALID_ARGUMENT,
@@ -49,6 +56,7 @@ std::unique_ptr<Stages> create_stages(const Model &model, const ds41_ctx_options
     stage_options.pin_threads = (options.flags & DS41_CTX_PIN_THREADS) != 0;
     stage_options.parallel = options.parallel;
     stage_options.parallel_user = options.parallel_user;
+    stage_options.stream = options.stream;
     return model.backend().create_stages(stage_options);
 }
 
@@ -58,8 +66,6 @@ Context::Context(std::shared_ptr<const Model> model, const ds41_ctx_options &opt
     : model_(std::move(model)), stages_(create_stages(*model_, options)),
       rank_end_(model_->topk_rule() == DS41_TOPK_TORCH_CPU ? options.topk_end_pos : 0) {
     DS41_CHECK(options.reserved == 0, DS41_STATUS_INVALID_ARGUMENT, "options.reserved is %u, need 0", options.reserved);
-    DS41_CHECK(options.stream == nullptr || model_->backend().has_streams, DS41_STATUS_INVALID_ARGUMENT,
-               "options.stream is set, need NULL: backend %s has no streams", model_->backend().name);
     DS41_CHECK(options.topk_end_pos >= 0 && options.topk_end_pos <= model_->config().max_seq_len,
                DS41_STATUS_INVALID_ARGUMENT, "options.topk_end_pos is %lld, need a value in [0, %lld] (max_seq_len)",
                static_cast<long long>(options.topk_end_pos), static_cast<long long>(model_->config().max_seq_len));
@@ -70,9 +76,25 @@ void Context::install(Step &&step, Workspace &&grown) noexcept {
     step_ = std::move(step);
 }
 
+void Context::upload(Step &step, const std::vector<int> &layers) {
+    if (!stages_->wants_upload()) return;
+    const Config &config = model_->config();
+    std::vector<SpanView> views;
+    views.reserve(layers.size() * step.spans.size());
+    for (const int layer : layers) {
+        const StepView view = step.view(config, layer);
+        views.insert(views.end(), view.spans, view.spans + view.n_spans);
+    }
+    stages_->upload_step({&config, &model_->rope_plain(), &model_->rope_compressed(), step.tokens.data(),
+                          static_cast<std::int32_t>(step.tokens.size()), static_cast<std::int32_t>(step.spans.size()),
+                          layers.data(), views.data(), static_cast<int>(layers.size()),
+                          step.kind == Step::Kind::kPrefill});
+}
+
 void Context::run(Step &step, Workspace *grown, int layer, const ds41_tensor &x, const ds41_tensor &out) {
     for (const Span &span : step.spans) span.seq->reserve(layer, span.end_pos());
     TapRun tap_run(tap_, *model_, step, layer);
+    if (step.kind == Step::Kind::kPrefill) upload(step, {layer});
     if (grown) {
         install(std::move(step), std::move(*grown));
         step_.claim();
@@ -87,7 +109,7 @@ void Context::prefill(int layer, const std::shared_ptr<Sequence> &seq, const ds4
     const Config &config = model_->config();
     model_->weights(layer);
     check_span_range(config, "", start_pos, n_tokens);
-    check_io(x, out, n_tokens, config.dim);
+    check_io(x, out, n_tokens, *model_);
 
     const bool continues = step_.kind == Step::Kind::kPrefill && !step_.is_over() && step_.spans[0].seq == seq &&
                            step_.spans[0].start_pos == start_pos && step_.spans[0].n_tokens == n_tokens;
@@ -130,11 +152,20 @@ void Context::prep(std::vector<Span> spans) {
                    static_cast<long long>(span.start_pos), static_cast<long long>(furthest));
     }
     // Nothing is taken before everything is checked.
-    for (const Span &span : step.spans)
-        for (int layer = 0; layer < config.n_layers_total(); ++layer)
-            if (stands_at(span, layer)) span.seq->reserve(layer, span.end_pos());
+    std::vector<int> layers; // that may run in this step
+    for (int layer = 0; layer < config.n_layers_total(); ++layer) {
+        bool all_stand = true;
+        for (const Span &span : step.spans) {
+            if (stands_at(span, layer))
+                span.seq->reserve(layer, span.end_pos());
+            else
+                all_stand = false;
+        }
+        if (all_stand) layers.push_back(layer);
+    }
     Workspace grown = workspace_.grown_for(config, model_->memory(), step.sizes);
     stages_->prepare(config, step.sizes.stages);
+    upload(step, layers);
     install(std::move(step), std::move(grown));
     step_.claim();
 }
@@ -145,7 +176,7 @@ void Context::body(int layer, const ds41_tensor &x, const ds41_tensor &out) {
                "no decode step is in flight on ctx: ds41_decode_prep comes first");
     DS41_CHECK(!step_.is_over(), DS41_STATUS_WRONG_ORDER,
                "the step on ctx is over: one of its sequences was reset, destroyed or taken by another step");
-    check_io(x, out, step_.sizes.n_tokens, model_->config().dim);
+    check_io(x, out, step_.sizes.n_tokens, *model_);
     step_.check_positions(layer);
     step_.check_order(model_->config(), layer);
     run(step_, nullptr, layer, x, out);

@@ -24,9 +24,12 @@ public:
     bool capturable(int layer) const;
 
     void set_tap(Tap tap) { tap_ = std::move(tap); }
+    void synchronize() { stages_->synchronize(); }
     std::size_t n_bytes() const { return workspace_.n_bytes() + stages_->n_bytes(); }
 
 private:
+    // To the device, for the layers of `layers`; the last thing that may fail before a step is installed.
+    void upload(Step &step, const std::vector<int> &layers);
     // Pages and buffers for a step are found before it is installed: what fails leaves the step in flight as it was.
     void install(Step &&step, Workspace &&grown) noexcept;
     void run(Step &step, Workspace *grown, int layer, const ds41_tensor &x, const ds41_tensor &out);

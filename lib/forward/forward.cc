@@ -6,43 +6,59 @@
 namespace ds41 {
 
 void run_layer(const Model &model, Stages &stages, const Workspace &ws, Step &step, int layer, const Bf16 *x, Bf16 *out,
-               TapRun *tap) noexcept {
+               TapRun *tap) {
     const Config &config = model.config();
     const LayerRole &role = config.role(layer);
     const StepSizes &sizes = step.sizes;
-    const LayerView view{&config, &role, model.layer(layer), &model.rope(layer), step.view(config, layer)};
+    const LayerView view{layer, &config, &role, model.layer(layer), &model.rope(layer), step.view(config, layer)};
     // Without a complete group anywhere there is no column to select, and no indexer runs.
     const bool indexed = role.ratio > 0 && sizes.n_group_slots > 0;
+    const auto stage = [&](const char *name, const auto &run) {
+        stages.enter(layer, name);
+        run();
+        stages.leave(layer, name);
+    };
+    const auto tapped = [&](const auto &save) {
+        if (!tap) return;
+        stages.synchronize();
+        save();
+    };
 
-    for (std::int32_t first = 0; first < sizes.n_tokens; first += kTileTokens) {
-        const Tile tile{first, std::min(kTileTokens, sizes.n_tokens - first)};
+    auto *const window_new = ws.get<std::uint8_t>(Workspace::kWindowNew);
+    for (std::int32_t first = 0; first < sizes.n_tokens; first += sizes.n_tile) {
+        const Tile tile{first, std::min(sizes.n_tile, sizes.n_tokens - first)};
         auto *const qr = ws.get<Bf16>(Workspace::kQr);
         auto *const q = ws.get<Bf16>(Workspace::kQ);
         auto *const o = ws.get<Bf16>(Workspace::kO);
-        auto *const window_new = ws.get<std::uint8_t>(Workspace::kWindowNew);
         auto *const groups = ws.get<std::int32_t>(Workspace::kGroups);
 
-        stages.project({view, tile, x, qr, q, window_new});
-        if (tap) tap->save_q(tile, q);
-        if (role.is_kv_source) stages.compress({view, tile, x, tap ? tap->latents() : nullptr});
+        stage("project", [&] { stages.project({view, tile, x, qr, q, window_new}); });
+        tapped([&] { tap->save_q(tile, q); });
+        if (role.is_kv_source)
+            stage("compress", [&] { stages.compress({view, tile, x, tap ? tap->latents() : nullptr}); });
         if (indexed && role.is_index_source) {
             auto *const iq = ws.get<std::uint8_t>(Workspace::kIndexQ);
             auto *const weights = ws.get<Bf16>(Workspace::kIndexWeights);
             auto *const blocks =
                 role.is_candidate_source || role.uses_candidates ? ws.get<std::int32_t>(Workspace::kBlocks) : nullptr;
-            stages.index_query({view, tile, x, qr, iq, weights});
-            if (tap) tap->save_index_query(tile, iq, weights);
-            stages.select({view, tile, iq, weights, blocks, sizes.n_block_slots, groups, sizes.n_group_slots,
-                           model.topk_rule(), tap ? tap->scores() : nullptr});
+            stage("index_query", [&] { stages.index_query({view, tile, x, qr, iq, weights}); });
+            tapped([&] { tap->save_index_query(tile, iq, weights); });
+            stage("select", [&] {
+                stages.select({view, tile, iq, weights, blocks, sizes.n_block_slots, groups, sizes.n_group_slots,
+                               model.topk_rule(), tap ? tap->scores() : nullptr});
+            });
         }
-        stages.attend({view, tile, q, window_new, indexed ? groups : nullptr, sizes.n_group_slots, o});
-        if (tap) tap->save_o(tile, o);
-        stages.output({view, tile, o, out});
+        stage("attend", [&] {
+            stages.attend(
+                {view, tile, q, window_new, indexed ? groups : nullptr, sizes.n_group_slots, o, tap != nullptr});
+        });
+        tapped([&] { tap->save_o(tile, o); });
+        stage("output", [&] { stages.output({view, tile, o, out}); });
     }
-    if (tap) tap->save_rows(view, ws, sizes);
+    tapped([&] { tap->save_rows(view, ws, sizes); });
     // Only now: until its last token has attended, the step needs the ring as it was.
-    stages.commit_window(view, ws.get<std::uint8_t>(Workspace::kWindowNew));
-    if (tap) tap->save_state(view);
+    stage("commit_window", [&] { stages.commit_window(view, window_new); });
+    tapped([&] { tap->save_state(view); });
     step.complete(config, layer);
 }
 

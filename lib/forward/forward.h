@@ -10,6 +10,6 @@ namespace ds41 {
 // Everything is checked, reserved and laid out: this does not fail. `x` and `out` are [n_tokens, dim] and may be the
 // same. `tap` may be null.
 void run_layer(const Model &model, Stages &stages, const Workspace &workspace, Step &step, int layer, const Bf16 *x,
-               Bf16 *out, TapRun *tap) noexcept;
+               Bf16 *out, TapRun *tap);
 
 } // namespace ds41

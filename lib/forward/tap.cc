@@ -110,8 +110,7 @@ void TapRun::plan_device_side(const Model &model) {
     }
 }
 
-template <typename T>
-void TapRun::save_tile(TapName name, const Tile &tile, const T *source, std::int64_t row) noexcept {
+template <typename T> void TapRun::save_tile(TapName name, const Tile &tile, const T *source, std::int64_t row) {
     std::int64_t span_first = 0; // of the step's tokens
     for (SpanValues &span : spans_) {
         const std::int64_t first = std::max<std::int64_t>(span_first, tile.first);
@@ -123,17 +122,17 @@ void TapRun::save_tile(TapName name, const Tile &tile, const T *source, std::int
     }
 }
 
-void TapRun::save_q(const Tile &tile, const Bf16 *q) noexcept {
+void TapRun::save_q(const Tile &tile, const Bf16 *q) {
     const ds41_tensor &t = spans_[0][TapName::kQ].tensor;
     save_tile(TapName::kQ, tile, q, t.shape[1] * t.shape[2]);
 }
 
-void TapRun::save_o(const Tile &tile, const Bf16 *o) noexcept {
+void TapRun::save_o(const Tile &tile, const Bf16 *o) {
     const ds41_tensor &t = spans_[0][TapName::kO].tensor;
     save_tile(TapName::kO, tile, o, t.shape[1] * t.shape[2]);
 }
 
-void TapRun::save_index_query(const Tile &tile, const std::uint8_t *iq, const Bf16 *weights) noexcept {
+void TapRun::save_index_query(const Tile &tile, const std::uint8_t *iq, const Bf16 *weights) {
     std::int64_t span_first = 0;
     for (SpanValues &span : spans_) {
         Value &value = span[TapName::kIndexQ];
@@ -158,8 +157,7 @@ void TapRun::save_index_query(const Tile &tile, const std::uint8_t *iq, const Bf
         }
 }
 
-void TapRun::save_idx(SpanValues &span, const StepSizes &sizes, std::int32_t first_token,
-                      const std::int32_t *groups) noexcept {
+void TapRun::save_idx(SpanValues &span, const StepSizes &sizes, std::int32_t first_token, const std::int32_t *groups) {
     const Counts &n = span.counts;
     Value &value = span[TapName::kIdx];
     if (!value.host.data()) return;
@@ -180,7 +178,7 @@ void TapRun::save_idx(SpanValues &span, const StepSizes &sizes, std::int32_t fir
 }
 
 void TapRun::save_candidates(SpanValues &span, const Config &config, const StepSizes &sizes, std::int32_t first_token,
-                             const std::int32_t *blocks) noexcept {
+                             const std::int32_t *blocks) {
     const Counts &n = span.counts;
     Value &value = span[TapName::kCandidates];
     if (!value.host.data()) return;
@@ -197,7 +195,7 @@ void TapRun::save_candidates(SpanValues &span, const Config &config, const StepS
     }
 }
 
-void TapRun::save_rows(const LayerView &layer, const Workspace &workspace, const StepSizes &sizes) noexcept {
+void TapRun::save_rows(const LayerView &layer, const Workspace &workspace, const StepSizes &sizes) {
     const Config &c = *layer.config;
     const auto *window_new = workspace.get<std::uint8_t>(Workspace::kWindowNew);
     const auto fetch = [&](const std::uint8_t *row, std::size_t n_bytes, Unpack unpack, int n, Bf16 *out) {
@@ -239,7 +237,7 @@ void TapRun::save_rows(const LayerView &layer, const Workspace &workspace, const
     }
 }
 
-void TapRun::save_state(const LayerView &layer) noexcept {
+void TapRun::save_state(const LayerView &layer) {
     const Config &c = *layer.config;
     for (std::size_t s = 0; s < spans_.size(); ++s) {
         SpanValues &span = spans_[s];

@@ -48,14 +48,14 @@ public:
     TapRun(const Tap &tap, const Model &model, const Step &step, int layer);
 
     // Called by the forward, in this order, for each tile and then once.
-    void save_q(const Tile &tile, const Bf16 *q) noexcept;
+    void save_q(const Tile &tile, const Bf16 *q);
     Bf16 *const *latents() const noexcept { return latents_.empty() ? nullptr : latents_.data(); }
-    void save_index_query(const Tile &tile, const std::uint8_t *iq, const Bf16 *weights) noexcept;
+    void save_index_query(const Tile &tile, const std::uint8_t *iq, const Bf16 *weights);
     float *const *scores() const noexcept { return scores_.empty() ? nullptr : scores_.data(); }
-    void save_o(const Tile &tile, const Bf16 *o) noexcept;
+    void save_o(const Tile &tile, const Bf16 *o);
     void save_rows(const LayerView &layer, const Workspace &workspace,
-                   const StepSizes &sizes) noexcept;  // before the ring is written
-    void save_state(const LayerView &layer) noexcept; // after
+                   const StepSizes &sizes);  // before the ring is written
+    void save_state(const LayerView &layer); // after
 
     void deliver() const;
 
@@ -82,11 +82,10 @@ private:
     void plan_span(SpanValues &span, const Config &config, const LayerRole &role);
     void plan(SpanValues &span, TapName name, ds41_dtype dtype, std::initializer_list<std::int64_t> shape);
     void plan_device_side(const Model &model);
-    template <typename T> void save_tile(TapName name, const Tile &tile, const T *source, std::int64_t row) noexcept;
-    void save_idx(SpanValues &span, const StepSizes &sizes, std::int32_t first_token,
-                  const std::int32_t *groups) noexcept;
+    template <typename T> void save_tile(TapName name, const Tile &tile, const T *source, std::int64_t row);
+    void save_idx(SpanValues &span, const StepSizes &sizes, std::int32_t first_token, const std::int32_t *groups);
     void save_candidates(SpanValues &span, const Config &config, const StepSizes &sizes, std::int32_t first_token,
-                         const std::int32_t *blocks) noexcept;
+                         const std::int32_t *blocks);
 
     const Tap &tap_;
     const Memory *memory_;

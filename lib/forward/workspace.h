@@ -8,10 +8,6 @@
 
 namespace ds41 {
 
-// Tokens that go through a layer's stages together. 64 tokens of V4.1-Flash are 4 MiB of queries: enough to share
-// weights that are read, little enough that a prefill of any length fits.
-constexpr std::int32_t kTileTokens = 64;
-
 struct StepSizes {
     std::int32_t n_tokens = 0;
     std::int32_t n_tile = 0;

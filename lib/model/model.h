@@ -21,6 +21,8 @@ public:
     const Backend &backend() const { return backend_; }
     const Memory &memory() const { return backend_.memory(); }
     ds41_topk_rule topk_rule() const { return topk_rule_; }
+    const RopeTable &rope_plain() const { return rope_plain_; }
+    const RopeTable &rope_compressed() const { return rope_compressed_; }
     const RopeTable &rope(int layer) const { return config_.role(layer).ratio > 0 ? rope_compressed_ : rope_plain_; }
 
     // Null while the layer's weights are not set. `layer` is a layer of the configuration.

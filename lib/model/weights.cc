@@ -31,8 +31,8 @@ float vector_value(const ds41_tensor &t, std::size_t i) {
 class Taker {
 public:
     Taker(LayerWeights &target, WeightSource source, const Memory &memory, int layer)
-        : target_(target), memory_(memory), layer_(layer),
-          source_(source == WeightSource::kBorrow && !memory.is_host() ? WeightSource::kCopy : source) {}
+        : target_(target), memory_(memory), layer_(layer), borrows_(source == WeightSource::kBorrow),
+          source_(borrows_ && !memory.is_host() ? WeightSource::kCopy : source) {}
 
     Matrix matrix(const char *name, const ds41_tensor &t, std::int64_t rows, std::int64_t cols, PlaceKind place) {
         check_present(name, t);
@@ -43,7 +43,7 @@ public:
                    place == PlaceKind::kFloatMatrix ? "F32 or BF16" : "F32, BF16, FP8_E4M3 or Q2_K");
         check_shape(name, t, rows, cols);
         check_data(name, t);
-        if (source_ == WeightSource::kBorrow) check_tensor_alignment(t, "weights.%s of layer %d", name, layer_);
+        if (borrows_) check_tensor_alignment(t, "weights.%s of layer %d", name, layer_);
 
         Matrix m;
         m.rows = rows;
@@ -134,6 +134,7 @@ private:
     LayerWeights &target_;
     const Memory &memory_;
     int layer_;
+    bool borrows_; // what was asked for: a device copies, and holds callers to the same promises
     WeightSource source_;
 };
 

@@ -24,9 +24,13 @@ public:
             blocks_.emplace_back(*memory_, page_bytes(blocks_.size()));
             table_.push_back(blocks_.back().as<std::uint8_t>());
         }
+        if (!memory_->is_host()) upload_table();
     }
 
-    RowsView view() const { return {table_.data(), row_bytes_}; }
+    RowsView view() const {
+        const auto n_rows = std::min(static_cast<std::int64_t>(blocks_.size()) * kPageRows, max_rows_);
+        return {table_.data(), row_bytes_, device_table_.as<std::uint8_t *>(), n_rows};
+    }
 
     std::size_t n_bytes() const { return bytes_for(static_cast<std::int64_t>(blocks_.size()) * kPageRows); }
 
@@ -37,6 +41,19 @@ public:
     }
 
 private:
+    // The device's copy of the table: entries that steps in flight read stay as they are.
+    void upload_table() {
+        if (n_uploaded_ == table_.size()) return;
+        const std::size_t n_bytes = table_.size() * sizeof table_[0];
+        if (n_bytes > device_table_.n_bytes()) {
+            device_table_ = Block(*memory_, 2 * n_bytes);
+            n_uploaded_ = 0;
+        }
+        memory_->upload(device_table_.as<std::uint8_t *>() + n_uploaded_, table_.data() + n_uploaded_,
+                        (table_.size() - n_uploaded_) * sizeof table_[0]);
+        n_uploaded_ = table_.size();
+    }
+
     static std::size_t page_count(std::int64_t n_rows) {
         return static_cast<std::size_t>((n_rows + kPageRows - 1) / kPageRows);
     }
@@ -52,6 +69,8 @@ private:
     std::int64_t max_rows_;
     std::vector<Block> blocks_;
     std::vector<std::uint8_t *> table_;
+    Block device_table_;
+    std::size_t n_uploaded_ = 0; // entries that stand in it
 };
 
 } // namespace ds41

@@ -68,10 +68,10 @@ void prefill_through_failures(const TestModel &model, ds41_ctx *ctx, ds41_seq *s
                               Record &record) {
     const int64_t dim = model.config.dim;
     for (int32_t layer = 0; layer < model.config.n_compress_ratios; layer++) {
-        const std::vector<uint16_t> x = kTape.rows(model.config, layer, start, n);
-        Guarded out(n * dim);
-        const ds41_tensor x_view = view(x.data(), DS41_DTYPE_BF16, {n, dim});
-        const ds41_tensor out_view = view(out.data(), DS41_DTYPE_BF16, {n, dim});
+        const Rows x(kTape.rows(model.config, layer, start, n));
+        const Rows out(n * dim);
+        const ds41_tensor x_view = view(x.at(0), DS41_DTYPE_BF16, {n, dim});
+        const ds41_tensor out_view = view(out.at(0), DS41_DTYPE_BF16, {n, dim});
         survive(
             "ds41_layer_prefill", Keeps::pages,
             [&] { return ds41_layer_prefill(ctx, layer, seq, &x_view, n, start, &out_view); },
@@ -79,8 +79,9 @@ void prefill_through_failures(const TestModel &model, ds41_ctx *ctx, ds41_seq *s
                 CHECK(out.untouched());
                 CHECK(position_of(seq, layer) == start);
             });
+        must(ds41_ctx_synchronize(ctx));
         CHECK(out.guards_intact());
-        record.append(layer, out.data(), out.size());
+        record.append(layer, out.values());
     }
 }
 
@@ -94,17 +95,18 @@ int64_t decode_through_failures(const TestModel &model, ds41_ctx *ctx, ds41_seq 
         [&] { CHECK(position_of(seq, DS41_ALL_LAYERS) == start); });
     int64_t n_failures = 0;
     for (int32_t layer = 0; layer < model.config.n_compress_ratios; layer++) {
-        const std::vector<uint16_t> x = kTape.rows(model.config, layer, start, n);
-        Guarded out(n * dim);
-        const ds41_tensor x_view = view(x.data(), DS41_DTYPE_BF16, {n, dim});
-        const ds41_tensor out_view = view(out.data(), DS41_DTYPE_BF16, {n, dim});
+        const Rows x(kTape.rows(model.config, layer, start, n));
+        const Rows out(n * dim);
+        const ds41_tensor x_view = view(x.at(0), DS41_DTYPE_BF16, {n, dim});
+        const ds41_tensor out_view = view(out.at(0), DS41_DTYPE_BF16, {n, dim});
         n_failures += survive(
             "ds41_decode_body", Keeps::nothing, [&] { return ds41_decode_body(ctx, layer, &x_view, &out_view); },
             [&] {
                 CHECK(out.untouched());
                 CHECK(position_of(seq, layer) == start);
             });
-        record.append(layer, out.data(), out.size());
+        must(ds41_ctx_synchronize(ctx));
+        record.append(layer, out.values());
     }
     return n_failures;
 }
@@ -135,10 +137,10 @@ bool live_until_failure(const std::vector<LayerStorage> &layers, int64_t fail_at
     const Seq seq_owner(seq);
     TapCount taps;
     if (!done([&] { return ds41_ctx_set_tap(ctx, nullptr, 0, count_tap, &taps); })) return false;
-    const std::vector<uint16_t> x(static_cast<size_t>(5 * dim), 0x3F80);
-    Guarded out(5 * dim);
-    const ds41_tensor x_view = view(x.data(), DS41_DTYPE_BF16, {5, dim});
-    const ds41_tensor out_view = view(out.data(), DS41_DTYPE_BF16, {5, dim});
+    const Rows x(std::vector<uint16_t>(static_cast<size_t>(5 * dim), 0x3F80));
+    const Rows out(5 * dim);
+    const ds41_tensor x_view = view(x.at(0), DS41_DTYPE_BF16, {5, dim});
+    const ds41_tensor out_view = view(out.at(0), DS41_DTYPE_BF16, {5, dim});
     for (int32_t layer = 0; layer < config.n_compress_ratios; layer++) {
         if (!done([&] { return ds41_layer_prefill(ctx, layer, seq, &x_view, 5, 0, &out_view); })) return false;
     }

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <functional>
 
 using namespace api_test;
@@ -119,7 +121,9 @@ TEST_CASE("create, use, destroy, for every type, twice at once") {
 TEST_CASE("model, context, sequence and buffer may go in any order, and the others work on") {
     const Record expected = whole_prefill(random_model(small_config()), {3}, 6);
     std::vector<int> order = {0, 1, 2, 3};
+    int n_orders = 0;
     do {
+        if (n_orders++ % 3 != 0 && is_simulated()) continue; // two orders for each that may go first
         std::string name;
         for (const int i : order)
             name += std::string(i == 0 ? "model " : i == 1 ? "ctx " : i == 2 ? "seq " : "buffer ");
@@ -304,6 +308,7 @@ TEST_CASE("options are checked") {
             ds41_model_destroy(created);
         } else {
             CHECK(status == DS41_STATUS_NO_BACKEND); // not on this machine
+            CHECK(std::string(model_options.backend) != "reference");
         }
         created = nullptr;
     }
@@ -314,6 +319,42 @@ TEST_CASE("options are checked") {
         must(ds41_model_create(&created, &config, &model_options));
         CHECK(ds41_model_get_backend(created)[0] != '\0');
         ds41_model_destroy(created);
+    }
+}
+
+TEST_CASE("a backend that needs a plugin says why it cannot run here") {
+    const ds41_config config = small_config();
+    const char *folder = std::getenv("DS41_PLUGIN_PATH");
+    const auto has_plugin = [folder](const std::string &path) { return folder && std::filesystem::exists(path); };
+    const auto path_of = [folder](const char *file) { return (folder ? folder : "") + std::string("/") + file; };
+    ds41_model_options options;
+    ds41_model_options_init(&options, sizeof(options));
+
+    options.backend = "cuda";
+    ds41_model *model = nullptr;
+    ds41_status status = ds41_model_create(&model, &config, &options);
+    const Model cuda(model);
+    const std::string cuda_path = path_of("libds41-cuda.so");
+    if (folder && !has_plugin(cuda_path)) { // the loader's sentence
+        check_refused(status, {DS41_STATUS_NO_BACKEND}, "ds41_model_create", {"options.backend", "cuda", cuda_path});
+    } else if (status != DS41_STATUS_OK) { // no driver, no GPU, or none that the kernels were compiled for
+        check_refused(status, {DS41_STATUS_NO_BACKEND}, "ds41_model_create",
+                      {"options.backend", "cuda", "driver|device|devices|GPU|image|libds41-cuda.so"});
+    }
+
+    // The simulated device is for tests: listed nowhere, and without its plugin a name like any other.
+    for (int32_t i = 0; ds41_backend_get_name(i) != nullptr; i++) {
+        CHECK(std::string(ds41_backend_get_name(i)) != "sim");
+    }
+    options.backend = "sim";
+    model = nullptr;
+    status = ds41_model_create(&model, &config, &options);
+    const Model sim(model);
+    if (has_plugin(path_of("libds41-sim.so"))) {
+        must(status);
+        CHECK(std::string(ds41_model_get_backend(model)) == "sim");
+    } else if (folder) {
+        check_refused(status, {DS41_STATUS_NO_BACKEND}, "ds41_model_create", {"options.backend", "sim", "reference"});
     }
 }
 

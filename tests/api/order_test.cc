@@ -41,10 +41,10 @@ std::vector<int64_t> positions(ds41_seq *seq) {
 }
 
 ds41_status try_prefill(const TestModel &of, ds41_ctx *ctx, ds41_seq *seq, int32_t layer, int64_t start, int32_t n) {
-    const std::vector<uint16_t> x(static_cast<size_t>(n * of.config.dim), 0x3F80);
-    Guarded out(n * of.config.dim);
-    const ds41_tensor x_view = view(x.data(), DS41_DTYPE_BF16, {n, of.config.dim});
-    const ds41_tensor out_view = view(out.data(), DS41_DTYPE_BF16, {n, of.config.dim});
+    const Rows x(std::vector<uint16_t>(static_cast<size_t>(n * of.config.dim), 0x3F80));
+    const Rows out(n * of.config.dim);
+    const ds41_tensor x_view = view(x.at(0), DS41_DTYPE_BF16, {n, of.config.dim});
+    const ds41_tensor out_view = view(out.at(0), DS41_DTYPE_BF16, {n, of.config.dim});
     const ds41_status status = ds41_layer_prefill(ctx, layer, seq, &x_view, n, start, &out_view);
     if (status != DS41_STATUS_OK) CHECK(out.untouched());
     return status;
@@ -52,10 +52,10 @@ ds41_status try_prefill(const TestModel &of, ds41_ctx *ctx, ds41_seq *seq, int32
 
 ds41_status try_body(ds41_ctx *ctx, int32_t layer, int32_t n_rows) {
     const int64_t dim = model().config.dim;
-    const std::vector<uint16_t> x(static_cast<size_t>(n_rows * dim), 0x3F80);
-    Guarded out(n_rows * dim);
-    const ds41_tensor x_view = view(x.data(), DS41_DTYPE_BF16, {n_rows, dim});
-    const ds41_tensor out_view = view(out.data(), DS41_DTYPE_BF16, {n_rows, dim});
+    const Rows x(std::vector<uint16_t>(static_cast<size_t>(n_rows * dim), 0x3F80));
+    const Rows out(n_rows * dim);
+    const ds41_tensor x_view = view(x.at(0), DS41_DTYPE_BF16, {n_rows, dim});
+    const ds41_tensor out_view = view(out.at(0), DS41_DTYPE_BF16, {n_rows, dim});
     const ds41_status status = ds41_decode_body(ctx, layer, &x_view, &out_view);
     if (status != DS41_STATUS_OK) CHECK(out.untouched());
     return status;

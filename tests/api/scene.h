@@ -27,11 +27,10 @@ struct Scene {
     ds41_seq *a, *b;
     ds41_seq *fresh;   // of the same model, empty
     ds41_seq *foreign; // of another model with the same configuration
-    std::vector<uint16_t> x;
-    Guarded out;
+    Rows x, out;
 
-    ds41_tensor x_rows(int64_t n) const { return view(x.data(), DS41_DTYPE_BF16, {n, model.config.dim}); }
-    ds41_tensor out_rows(int64_t n) { return view(out.data(), DS41_DTYPE_BF16, {n, model.config.dim}); }
+    ds41_tensor x_rows(int64_t n) const { return view(x.at(0), DS41_DTYPE_BF16, {n, model.config.dim}); }
+    ds41_tensor out_rows(int64_t n) const { return view(out.at(0), DS41_DTYPE_BF16, {n, model.config.dim}); }
 
     // The calls with tensors that fit n_tokens, however many are claimed.
     ds41_status prefill(int32_t layer, ds41_seq *seq, int32_t n_tokens, int64_t start_pos, ds41_ctx *on = nullptr);
@@ -50,8 +49,8 @@ struct Refusal {
 // The conversation; `disturb` runs at the moment.
 Record converse(const TestModel &model, Moment moment, const std::function<void(Scene &)> &disturb);
 
-// Make the call, check its status and sentence, that it changed nothing, and that the conversation ends as it should.
-void check_refusal(const TestModel &model, const Record &undisturbed, const Refusal &refusal);
+// Make each call in a conversation of its own (on the simulated device, all of a moment in one), check its status and
+// sentence, that it changed nothing, and that the conversation ends as it should.
 void check_refusals(const std::vector<Refusal> &refusals);
 
 } // namespace api_test

@@ -100,6 +100,38 @@ TEST_CASE("a tensor that is not [rows, dim] bf16 is refused by every step functi
     check_refusals(list);
 }
 
+TEST_CASE("on a device, x and out are memory of it, all of them") {
+    if (!on_device()) return; // a host takes whatever it can reach
+    static const std::vector<uint16_t> host(static_cast<size_t>((kPrefillTokens + 1) * small_config().dim), 0x3F80);
+    const std::string backend = ds41_model_get_backend(empty_model(small_config()).get());
+    std::vector<Refusal> list;
+    for (const bool of_prefill : {true, false}) {
+        for (const bool spoil_x : {true, false}) {
+            for (const bool is_beyond : {true, false}) {
+                Refusal refusal;
+                const char *argument = spoil_x ? "x" : "out";
+                refusal.function = of_prefill ? kPrefill : kBody;
+                refusal.name =
+                    std::string(refusal.function) + ", " + argument + (is_beyond ? " ends beyond" : " of the host");
+                refusal.moment = of_prefill ? Moment::in_prefill : Moment::in_decode;
+                refusal.accepted = {kArgument};
+                refusal.words = {argument, "device", backend};
+                refusal.call = [=](Scene &s) {
+                    const int32_t n = of_prefill ? kPrefillTokens : kDecodeRows;
+                    ds41_tensor x = s.x_rows(n), out = s.out_rows(n);
+                    // Nothing lies behind x: the last value of n rows that begin one value late is nobody's.
+                    void *const beyond = s.x.at(s.x.size() - n * s.model.config.dim + 1);
+                    (spoil_x ? x : out).data = is_beyond ? beyond : const_cast<uint16_t *>(host.data());
+                    return of_prefill ? ds41_layer_prefill(s.ctx, 3, s.a, &x, n, 0, &out)
+                                      : ds41_decode_body(s.ctx, 5, &x, &out);
+                };
+                list.push_back(refusal);
+            }
+        }
+    }
+    check_refusals(list);
+}
+
 TEST_CASE("x and out may be one memory or two, but not overlap in part") {
     std::vector<Refusal> list;
     // In values; both live in the guarded buffer. 191 and 319: all but one value.
@@ -115,7 +147,7 @@ TEST_CASE("x and out may be one memory or two, but not overlap in part") {
             refusal.call = [shift, of_prefill](Scene &s) {
                 const int32_t n = of_prefill ? 5 : kDecodeRows;
                 ds41_tensor x = s.out_rows(n), out = s.out_rows(n);
-                (shift > 0 ? out : x).data = s.out.data() + std::abs(shift);
+                (shift > 0 ? out : x).data = s.out.at(std::abs(shift));
                 if (!of_prefill) return ds41_decode_body(s.ctx, 5, &x, &out);
                 return ds41_layer_prefill(s.ctx, 0, s.fresh, &x, n, 0, &out);
             };

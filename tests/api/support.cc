@@ -1,6 +1,7 @@
-// Statuses, messages, steps and buffers of the API tests; the models are in support_model.cc.
+// Statuses, messages, steps and rows of the API tests; the models are in support_model.cc.
 #include "support.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -79,28 +80,90 @@ float bf16_to_float(uint16_t bits) {
     return value;
 }
 
-// ---- Guarded --------------------------------------------------------------------------------------------------------
+// ---- Rows -----------------------------------------------------------------------------------------------------------
 
 constexpr uint16_t kPoison = 0x7FA5; // a NaN, so that a value computed from it shows
 constexpr uint16_t kGuardWord = 0xFFC7;
 
-Guarded::Guarded(int64_t n_values)
-    : n_values_(n_values), storage_(static_cast<size_t>(n_values + 2 * kGuard), kGuardWord) {
-    for (int64_t i = 0; i < n_values; i++) data()[i] = kPoison;
+constexpr int64_t kGuard = 64; // 128 bytes: rows stay as aligned as the allocation
+
+static uint64_t bytes_of(size_t n_values) {
+    return n_values * sizeof(uint16_t);
 }
 
-bool Guarded::guards_intact() const {
-    for (int64_t i = 0; i < kGuard; i++) {
-        if (data()[-1 - i] != kGuardWord || data()[n_values_ + i] != kGuardWord) return false;
-    }
-    return true;
+// Buffers of all rows are made on a model that no test destroys.
+static ds41_model *home_model() {
+    static const TestModel home = empty_model(small_config());
+    return home.get();
 }
 
-bool Guarded::untouched() const {
-    for (int64_t i = 0; i < n_values_; i++) {
-        if (data()[i] != kPoison) return false;
+bool on_device() {
+    static const bool is_device = has_word(ds41_model_get_backend(home_model()), "cuda|sim");
+    return is_device;
+}
+
+bool is_simulated() {
+    const char *backend = tested_options().backend; // the best one is never this
+    return backend && std::strcmp(backend, "sim") == 0;
+}
+
+static std::vector<uint16_t> guarded_image(int64_t n_values) {
+    std::vector<uint16_t> image(static_cast<size_t>(n_values + 2 * kGuard), kGuardWord);
+    std::fill(image.begin() + kGuard, image.end() - kGuard, kPoison);
+    return image;
+}
+
+Rows::Rows(std::vector<uint16_t> image, int64_t guard) : image_(std::move(image)), guard_(guard) {
+    if (!on_device()) {
+        memory_ = image_;
+        return;
     }
-    return guards_intact();
+    ds41_buffer *buffer = nullptr;
+    must(ds41_buffer_create(&buffer, home_model(), bytes_of(image_.size())));
+    buffer_.reset(buffer);
+    must(ds41_buffer_upload(buffer, 0, image_.data(), bytes_of(image_.size())));
+}
+
+Rows::Rows(const std::vector<uint16_t> &values) : Rows(values, 0) {}
+
+Rows::Rows(int64_t n_values) : Rows(guarded_image(n_values), kGuard) {}
+
+void *Rows::at(int64_t value) const {
+    void *first = buffer_ ? ds41_buffer_get_data(buffer_.get()) : const_cast<uint16_t *>(memory_.data());
+    return static_cast<uint16_t *>(first) + guard_ + value;
+}
+
+void Rows::put(int64_t at, const std::vector<uint16_t> &values) {
+    const size_t first = static_cast<size_t>(guard_ + at);
+    std::copy(values.begin(), values.end(), image_.begin() + static_cast<int64_t>(first));
+    if (buffer_) {
+        must(ds41_buffer_upload(buffer_.get(), bytes_of(first), values.data(), bytes_of(values.size())));
+    } else {
+        std::copy(values.begin(), values.end(), memory_.begin() + static_cast<int64_t>(first));
+    }
+}
+
+std::vector<uint16_t> Rows::everything() const {
+    if (!buffer_) return memory_;
+    std::vector<uint16_t> all(image_.size());
+    must(ds41_buffer_download(buffer_.get(), 0, all.data(), bytes_of(all.size())));
+    return all;
+}
+
+std::vector<uint16_t> Rows::values() const {
+    const std::vector<uint16_t> all = everything();
+    return {all.begin() + guard_, all.end() - guard_};
+}
+
+bool Rows::guards_intact() const {
+    const std::vector<uint16_t> all = everything();
+    const auto is_guard = [](uint16_t word) { return word == kGuardWord; };
+    return std::all_of(all.begin(), all.begin() + guard_, is_guard) &&
+           std::all_of(all.end() - guard_, all.end(), is_guard);
+}
+
+bool Rows::untouched() const {
+    return everything() == image_;
 }
 
 // ---- Record ---------------------------------------------------------------------------------------------------------
@@ -108,6 +171,10 @@ bool Guarded::untouched() const {
 void Record::append(int32_t layer, const uint16_t *values, int64_t n_values) {
     if (layers.size() <= static_cast<size_t>(layer)) layers.resize(static_cast<size_t>(layer) + 1);
     layers[static_cast<size_t>(layer)].insert(layers[static_cast<size_t>(layer)].end(), values, values + n_values);
+}
+
+void Record::append(int32_t layer, const std::vector<uint16_t> &values) {
+    append(layer, values.data(), static_cast<int64_t>(values.size()));
 }
 
 bool operator==(const Record &a, const Record &b) {
@@ -160,11 +227,13 @@ static int64_t position_of(ds41_seq *seq, int32_t layer) {
     return position;
 }
 
-static void check_written(const Guarded &out) {
+// The values of out, every one of them written.
+static std::vector<uint16_t> written_values(const Rows &out) {
     CHECK_MESSAGE(out.guards_intact(), "written beyond out");
-    bool all = true;
-    for (int64_t i = 0; i < out.size(); i++) all = all && out.data()[i] != kPoison;
+    const std::vector<uint16_t> values = out.values();
+    const bool all = std::find(values.begin(), values.end(), kPoison) == values.end();
     CHECK_MESSAGE(all, "a value of out was not written");
+    return values;
 }
 
 void prefill_layer(const TestModel &model, ds41_ctx *ctx, ds41_seq *seq, int32_t layer, const Tape &tape,
@@ -173,17 +242,16 @@ void prefill_layer(const TestModel &model, ds41_ctx *ctx, ds41_seq *seq, int32_t
     CAPTURE(start_pos);
     CAPTURE(n_tokens);
     const int64_t dim = model.config.dim;
-    const std::vector<uint16_t> x = tape.rows(model.config, layer, start_pos, n_tokens);
-    const std::vector<uint16_t> x_before = x;
-    Guarded out(n_tokens * dim);
-    const ds41_tensor x_view = view(x.data(), DS41_DTYPE_BF16, {n_tokens, dim});
-    const ds41_tensor out_view = view(out.data(), DS41_DTYPE_BF16, {n_tokens, dim});
+    const Rows x(tape.rows(model.config, layer, start_pos, n_tokens));
+    const Rows out(n_tokens * dim);
+    const ds41_tensor x_view = view(x.at(0), DS41_DTYPE_BF16, {n_tokens, dim});
+    const ds41_tensor out_view = view(out.at(0), DS41_DTYPE_BF16, {n_tokens, dim});
     must(ds41_layer_prefill(ctx, layer, seq, &x_view, n_tokens, start_pos, &out_view));
     must(ds41_ctx_synchronize(ctx));
-    CHECK(x == x_before);
-    check_written(out);
+    CHECK(x.untouched());
+    const std::vector<uint16_t> values = written_values(out);
     CHECK(position_of(seq, layer) == start_pos + n_tokens);
-    if (record) record->append(layer, out.data(), out.size());
+    if (record) record->append(layer, values);
 }
 
 void prefill(const TestModel &model, ds41_ctx *ctx, ds41_seq *seq, const Tape &tape, int64_t start_pos,
@@ -203,22 +271,22 @@ void decode_layer(const TestModel &model, ds41_ctx *ctx, int32_t layer, const st
                   bool in_place) {
     CAPTURE(layer);
     const int64_t dim = model.config.dim;
-    std::vector<uint16_t> x;
+    std::vector<uint16_t> inputs;
     for (const SpanRun &span : spans) {
         const std::vector<uint16_t> rows = span.tape.rows(model.config, layer, span.start_pos, span.n_tokens);
-        x.insert(x.end(), rows.begin(), rows.end());
+        inputs.insert(inputs.end(), rows.begin(), rows.end());
     }
-    const std::vector<uint16_t> x_before = x;
-    const int64_t n_rows = static_cast<int64_t>(x.size()) / dim;
-    Guarded out(n_rows * dim);
-    if (in_place) std::memcpy(out.data(), x.data(), x.size() * sizeof(uint16_t));
-    const ds41_tensor x_view = view(in_place ? out.data() : x.data(), DS41_DTYPE_BF16, {n_rows, dim});
-    const ds41_tensor out_view = view(out.data(), DS41_DTYPE_BF16, {n_rows, dim});
+    const Rows x(inputs);
+    const int64_t n_rows = x.size() / dim;
+    Rows out(x.size());
+    if (in_place) out.put(0, inputs);
+    const ds41_tensor x_view = view(in_place ? out.at(0) : x.at(0), DS41_DTYPE_BF16, {n_rows, dim});
+    const ds41_tensor out_view = view(out.at(0), DS41_DTYPE_BF16, {n_rows, dim});
     must(ds41_decode_body(ctx, layer, &x_view, &out_view));
     must(ds41_ctx_synchronize(ctx));
-    CHECK(x == x_before);
-    check_written(out);
-    const uint16_t *values = out.data();
+    CHECK(x.untouched());
+    const std::vector<uint16_t> outputs = written_values(out);
+    const uint16_t *values = outputs.data();
     for (const SpanRun &span : spans) {
         CHECK(position_of(span.seq, layer) == span.start_pos + span.n_tokens);
         if (span.record) span.record->append(layer, values, span.n_tokens * dim);
@@ -237,7 +305,10 @@ Record whole_prefill(const TestModel &model, const Tape &tape, int32_t n_tokens)
     const Ctx ctx = new_ctx(model.get());
     const Seq seq = new_seq(model.get());
     Record record;
-    prefill(model, ctx.get(), seq.get(), tape, 0, n_tokens, &record);
+    for (int32_t at = 0, n; at < n_tokens; at += n) {
+        n = std::min(n_tokens - at, n_same_rows(model));
+        prefill(model, ctx.get(), seq.get(), tape, at, n, &record);
+    }
     return record;
 }
 

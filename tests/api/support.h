@@ -1,5 +1,6 @@
-// What the API tests share: small random models, deterministic inputs, guarded buffers, steps that check what every
-// step must keep, and the check of a refusal. Everything goes through the public header.
+// What the API tests share: small random models, deterministic inputs, guarded rows, steps that check what every step
+// must keep, and the check of a refusal. Everything goes through the public header. DS41_TEST_BACKEND names the backend
+// that they test.
 #pragma once
 
 #include "ds41/ds41.h"
@@ -39,6 +40,19 @@ void check_refused(ds41_status status, const std::vector<ds41_status> &accepted,
 
 // Whether memory that cannot be had comes back as an exception: sanitizers and valgrind end the process instead.
 bool allocation_can_fail();
+
+// ---- Backend --------------------------------------------------------------------------------------------------------
+
+// Options with which tests create and load models: the tested backend, which is the best one unless the environment
+// names another.
+ds41_model_options tested_options(int32_t topk_rule = DS41_TOPK_STABLE);
+
+// Whether that backend computes in memory of a device: rows live in buffers, and weights are copied, whoever owns them.
+bool on_device();
+
+// Whether that device is the simulated one, on which a layer takes some ten thousand times as long: tests then take
+// fewer rows of the same kinds.
+bool is_simulated();
 
 // ---- Models ---------------------------------------------------------------------------------------------------------
 
@@ -101,6 +115,10 @@ TestModel random_model(const ds41_config &config, Format format = Format::bf16, 
                        int32_t ownership = DS41_OWNERSHIP_COPY, int32_t topk_rule = DS41_TOPK_STABLE);
 TestModel random_model(Format format);
 
+// Most rows of a step that the same kernels compute, however many they are. On a device, steps of more rows multiply
+// BF16 weights by another routine, which adds in another order; what they give is the same bits for the same step only.
+int32_t n_same_rows(const TestModel &model);
+
 Ctx new_ctx(ds41_model *model);
 Seq new_seq(ds41_model *model);
 
@@ -109,20 +127,31 @@ Seq new_seq(ds41_model *model);
 ds41_tensor view(const void *data, int32_t dtype, std::initializer_list<int64_t> shape);
 float bf16_to_float(uint16_t bits);
 
-// Rows of bf16 between guard bands, filled with NaN patterns until somebody writes them.
-class Guarded {
+// Rows of bf16 where the tested backend computes: in a buffer on a device, in plain memory elsewhere.
+class Rows {
 public:
-    explicit Guarded(int64_t n_values);
-    uint16_t *data() { return storage_.data() + kGuard; }
-    const uint16_t *data() const { return storage_.data() + kGuard; }
-    int64_t size() const { return n_values_; }
+    // These and nothing around them, so that a read beyond them is seen by a sanitizer or by the simulated device.
+    explicit Rows(const std::vector<uint16_t> &values);
+    // Between guard bands, and NaN patterns until somebody writes them.
+    explicit Rows(int64_t n_values);
+
+    int64_t size() const { return static_cast<int64_t>(image_.size()) - 2 * guard_; }
+    void *at(int64_t value) const; // the address for a tensor
+    void put(int64_t at, const std::vector<uint16_t> &values);
+
+    // What there is now. Not while a step that writes them goes on: ds41_ctx_synchronize() comes first.
+    std::vector<uint16_t> values() const;
     bool guards_intact() const;
-    bool untouched() const; // still poison, guards included
+    bool untouched() const; // as they were made and put, guards included
 
 private:
-    static constexpr int64_t kGuard = 64; // 128 bytes: data stays as aligned as the allocation
-    int64_t n_values_;
-    std::vector<uint16_t> storage_;
+    explicit Rows(std::vector<uint16_t> image, int64_t guard);
+    std::vector<uint16_t> everything() const;
+
+    std::vector<uint16_t> image_; // guards included
+    int64_t guard_;
+    std::vector<uint16_t> memory_; // empty on a device
+    Buffer buffer_;
 };
 
 // The tokens of one conversation: each layer's input rows, a function of the seed, the layer and the position alone.
@@ -135,6 +164,7 @@ struct Tape {
 struct Record {
     std::vector<std::vector<uint16_t>> layers;
     void append(int32_t layer, const uint16_t *values, int64_t n_values);
+    void append(int32_t layer, const std::vector<uint16_t> &values);
 };
 bool operator==(const Record &a, const Record &b);
 std::string first_difference(const Record &a, const Record &b, int32_t dim);
@@ -158,7 +188,8 @@ void decode_layer(const TestModel &model, ds41_ctx *ctx, int32_t layer, const st
                   bool in_place = false);
 void decode(const TestModel &model, ds41_ctx *ctx, const std::vector<SpanRun> &spans, bool in_place = false);
 
-// One prefill of everything on a fresh context and sequence: what all other ways of running must repeat.
+// One prefill of everything (on a device, of n_same_rows() tokens after the other) on a fresh context and sequence:
+// what all other ways of running must repeat.
 Record whole_prefill(const TestModel &model, const Tape &tape, int32_t n_tokens);
 
 // ---- Files ----------------------------------------------------------------------------------------------------------

@@ -277,11 +277,16 @@ LayerStorage random_layer(const ds41_config &config, int32_t layer, Format forma
     return storage;
 }
 
-TestModel empty_model(const ds41_config &config, int32_t topk_rule) {
+ds41_model_options tested_options(int32_t topk_rule) {
     ds41_model_options options;
     ds41_model_options_init(&options, sizeof(options));
     options.topk_rule = topk_rule;
     options.backend = std::getenv("DS41_TEST_BACKEND"); // or the best
+    return options;
+}
+
+TestModel empty_model(const ds41_config &config, int32_t topk_rule) {
+    const ds41_model_options options = tested_options(topk_rule);
     ds41_model *model = nullptr;
     must(ds41_model_create(&model, &config, &options));
     return {config, {}, Model(model)};
@@ -299,6 +304,19 @@ TestModel random_model(const ds41_config &config, Format format, uint64_t seed, 
 
 TestModel random_model(Format format) {
     return random_model(config_for(format), format);
+}
+
+int32_t n_same_rows(const TestModel &model) {
+    constexpr int32_t kKernelRows = 16;
+    if (!on_device()) return INT32_MAX;
+    if (model.layers.empty()) return kKernelRows; // the weights of a file: it takes a while to tell
+    for (int32_t layer = 0; layer < static_cast<int32_t>(model.layers.size()); layer++) {
+        for (const TensorSpec &spec : tensor_specs(model.config, layer)) {
+            const ds41_tensor &tensor = model.layers[static_cast<size_t>(layer)].weights.*spec.member;
+            if (spec.kind == Kind::projection && tensor.dtype == DS41_DTYPE_BF16) return kKernelRows;
+        }
+    }
+    return INT32_MAX;
 }
 
 std::vector<uint16_t> Tape::rows(const ds41_config &config, int32_t layer, int64_t start_pos, int64_t n_tokens) const {

@@ -220,16 +220,17 @@ TEST_CASE("a tap of index rows that are far wider than window rows") {
 }
 
 TEST_CASE("outputs are the same bits with a tap") {
+    const int32_t end = is_simulated() ? 17 : 30;
     for (const Format format : {Format::bf16, Format::fp8}) {
         const TestModel model = random_model(format);
-        const Record expected = whole_prefill(model, {1}, 30);
+        const Record expected = whole_prefill(model, {1}, end);
         const Ctx ctx = new_ctx(model.get());
         const Seq seq = new_seq(model.get());
         Deliveries got;
         Record record;
         const char *const names[] = {"idx", "o"};
         prefill(model, ctx.get(), seq.get(), {1}, 0, 11, &record);
-        for (int32_t at = 11; at < 30; at++) {
+        for (int32_t at = 11; at < end; at++) {
             if (at % 3 == 0) must(ds41_ctx_set_tap(ctx.get(), nullptr, 0, collect, &got));
             if (at % 3 == 1) must(ds41_ctx_set_tap(ctx.get(), names, 2, collect, &got));
             if (at % 3 == 2) must(ds41_ctx_set_tap(ctx.get(), nullptr, 0, nullptr, nullptr));

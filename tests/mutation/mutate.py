@@ -17,7 +17,7 @@ import time
 from mutations import MUTATIONS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SOURCES = ["meson.build", "meson_options.txt", "include", "lib", "examples", "tests", "README.md"]
+SOURCES = ["meson.build", "meson_options.txt", "include", "lib", "kernels", "bindings", "examples", "tests", "README.md"]
 
 
 def run(command, folder):

@@ -180,7 +180,8 @@ TestStep::TestStep(const TestLayer &layer, const Spans &spans)
 }
 
 LayerView TestStep::view() {
-    return {&layer_.config,
+    return {0,
+            &layer_.config,
             &layer_.role,
             &layer_.weights,
             &layer_.rope,

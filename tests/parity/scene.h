@@ -217,7 +217,7 @@ inline StageOptions stage_options;
 // threads.
 template <class F> void each_backend(F f) {
     for (int i = 0; const Backend *backend = backend_at(i); ++i) {
-        if (!backend->available()) continue;
+        if (backend->why_not() || !backend->memory().is_host()) continue; // stages of devices have tests of their own
         CAPTURE(std::string(backend->name));
         stage_options = {};
         if (std::strcmp(backend->name, "cpu") != 0) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the README against the files that it quotes: check_readme.py README.md EXAMPLE.c...
+"""Checks the README against the files that it quotes: check_readme.py README.md EXAMPLE...
 
-Every ```c block is a contiguous part of an example, line for line, and each example has one of five lines or more; every
+Every ```c, ```rust and ```go block is a contiguous part of an example, line for line, and each example has one of five lines or more; every
 relative link leads to a file. Prints one line a finding and exits 1 if there is any. Standard library only.
 """
 import pathlib
@@ -16,7 +16,7 @@ def holds(lines, part):
 def check(readme, examples):
     text = readme.read_text(encoding="utf-8")
     sources = {example.name: example.read_text(encoding="utf-8").splitlines() for example in examples}
-    snippets = [block.splitlines() for block in re.findall(r"^```c\n(.*?)^```$", text, flags=re.S | re.M)]
+    snippets = [block.splitlines() for block in re.findall(r"^```(?:c|rust|go)\n(.*?)^```$", text, flags=re.S | re.M)]
     findings = []
     quoted = set()
     for snippet in snippets:
@@ -37,7 +37,7 @@ def check(readme, examples):
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        sys.exit("usage: check_readme.py README.md EXAMPLE.c...")
+        sys.exit("usage: check_readme.py README.md EXAMPLE...")
     found = check(pathlib.Path(sys.argv[1]), [pathlib.Path(name) for name in sys.argv[2:]])
     for finding in found:
         print(f"README: {finding}")

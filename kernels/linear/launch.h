@@ -1,0 +1,12 @@
+#pragma once
+
+#include "linear/params.h"
+#include "simt/types.h"
+
+namespace ds41::kernels {
+
+// 0, or the number of the error. Enqueues.
+int launch_linear(simt::Stream stream, const LinearParams &params);
+int launch_quantise_q8(simt::Stream stream, const QuantiseQ8Params &params);
+
+} // namespace ds41::kernels

@@ -1,0 +1,208 @@
+// The device interface over the CUDA runtime, which is linked statically: it opens the driver at its first call, so the
+// plugin loads where there is none, and says so.
+#include "backend/cuda/plugin/cublas.h"
+#include "backend/cuda/plugin/operations.h"
+
+#include <cuda_runtime.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include <cstdio>
+
+namespace ds41 {
+
+namespace {
+
+// Ours, with a sentence of their own.
+constexpr int kNoImage = 20000; // the device is not among those that kernels were built for
+constexpr int kNoDriver = 20001;
+
+thread_local char sentence[512] = "";
+
+const char *describe(int error) {
+    if (error >= kNoImage) return sentence;
+    if (error >= kCublasMissing) return cublas_sentence();
+    const auto number = static_cast<cudaError_t>(error);
+    std::snprintf(sentence, sizeof sentence, "%s (%s)", cudaGetErrorString(number), cudaGetErrorName(number));
+    return sentence;
+}
+
+int is_out_of_memory(int error) {
+    return error == cudaErrorMemoryAllocation;
+}
+
+int open() {
+    int n_devices = 0, driver = 0;
+    // Without a driver the runtime calls it too old.
+    if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) {
+        std::snprintf(sentence, sizeof sentence, "there is no NVIDIA driver on this machine");
+        return kNoDriver;
+    }
+    if (const cudaError_t error = cudaGetDeviceCount(&n_devices)) return error;
+    if (n_devices == 0) return cudaErrorNoDevice;
+    cudaDeviceProp properties{};
+    if (const cudaError_t error = cudaGetDeviceProperties(&properties, 0)) return error;
+    if (const int error = probe_image()) {
+        if (error != cudaErrorNoKernelImageForDevice && error != cudaErrorInvalidPtx &&
+            error != cudaErrorUnsupportedPtxVersion)
+            return error;
+        std::snprintf(sentence, sizeof sentence, "%s has compute capability %d.%d, and this library has kernels for %s",
+                      properties.name, properties.major, properties.minor, DS41_CUDA_ARCHITECTURES);
+        return kNoImage;
+    }
+    return 0;
+}
+
+int allocate(void **data, std::size_t n_bytes) {
+    return cudaMalloc(data, n_bytes);
+}
+void release(void *data) {
+    cudaFree(data);
+}
+int allocate_pinned(void **data, std::size_t n_bytes) {
+    return cudaMallocHost(data, n_bytes);
+}
+void release_pinned(void *data) {
+    cudaFreeHost(data);
+}
+int owns(const void *data, std::size_t n_bytes) {
+    const auto is_device = [](const void *p) {
+        cudaPointerAttributes attributes{};
+        if (cudaPointerGetAttributes(&attributes, p) != cudaSuccess) {
+            cudaGetLastError(); // not a fault of anything that was enqueued
+            return false;
+        }
+        return attributes.type == cudaMemoryTypeDevice || attributes.type == cudaMemoryTypeManaged;
+    };
+    return is_device(data) && (n_bytes == 0 || is_device(static_cast<const char *>(data) + n_bytes - 1));
+}
+int upload_now(void *target, const void *source, std::size_t n_bytes) {
+    // From pageable memory the copy itself may come later than the call returns.
+    if (const cudaError_t error = cudaMemcpy(target, source, n_bytes, cudaMemcpyHostToDevice)) return error;
+    return cudaStreamSynchronize(cudaStreamLegacy);
+}
+int download_now(void *target, const void *source, std::size_t n_bytes) {
+    return cudaMemcpy(target, source, n_bytes, cudaMemcpyDeviceToHost);
+}
+
+cudaStream_t native(DeviceStream stream) {
+    return static_cast<cudaStream_t>(stream);
+}
+cudaEvent_t native_event(DeviceEvent event) {
+    return static_cast<cudaEvent_t>(event);
+}
+
+int create_stream(DeviceStream *stream) {
+    return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t *>(stream), cudaStreamNonBlocking);
+}
+void destroy_stream(DeviceStream stream) {
+    cudaStreamDestroy(native(stream));
+}
+int synchronize(DeviceStream stream) {
+    return cudaStreamSynchronize(native(stream));
+}
+int create_event(DeviceEvent *event) {
+    return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t *>(event), cudaEventDisableTiming);
+}
+void destroy_event(DeviceEvent event) {
+    cudaEventDestroy(native_event(event));
+}
+int record_event(DeviceEvent event, DeviceStream stream) {
+    return cudaEventRecord(native_event(event), native(stream));
+}
+int wait_event(DeviceStream stream, DeviceEvent event) {
+    return cudaStreamWaitEvent(native(stream), native_event(event), 0);
+}
+int synchronize_event(DeviceEvent event) {
+    return cudaEventSynchronize(native_event(event));
+}
+
+int upload(DeviceStream stream, void *target, const void *source, std::size_t n_bytes) {
+    return cudaMemcpyAsync(target, source, n_bytes, cudaMemcpyHostToDevice, native(stream));
+}
+int copy(DeviceStream stream, void *target, const void *source, std::size_t n_bytes) {
+    return cudaMemcpyAsync(target, source, n_bytes, cudaMemcpyDeviceToDevice, native(stream));
+}
+int fill(DeviceStream stream, void *target, int byte, std::size_t n_bytes) {
+    return cudaMemsetAsync(target, byte, n_bytes, native(stream));
+}
+int launch(DeviceStream stream, DeviceOp op, const void *params, const DeviceReference *, std::size_t) {
+    return launch_operation(stream, op, params);
+}
+int gemm(DeviceStream stream, const DeviceGemm *gemm) {
+    return cublas_gemm(stream, *gemm);
+}
+
+int is_capturing(DeviceStream stream, int *capturing) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const cudaError_t error = cudaStreamIsCapturing(native(stream), &status);
+    *capturing = status != cudaStreamCaptureStatusNone;
+    return error;
+}
+int begin_capture(DeviceStream stream) {
+    return cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal);
+}
+int end_capture(DeviceStream stream, DeviceGraph *graph) {
+    cudaGraph_t captured = nullptr;
+    if (const cudaError_t error = cudaStreamEndCapture(native(stream), &captured)) return error;
+    const cudaError_t error = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t *>(graph), captured, 0);
+    cudaGraphDestroy(captured);
+    return error;
+}
+int launch_graph(DeviceGraph graph, DeviceStream stream) {
+    return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), native(stream));
+}
+void destroy_graph(DeviceGraph graph) {
+    cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
+}
+void push_range(const char *name) {
+    nvtxRangePushA(name);
+}
+void pop_range() {
+    nvtxRangePop();
+}
+
+constexpr DeviceFunctions kFunctions = {
+    kDeviceVersion,
+    0,
+    "cuda",
+    describe,
+    is_out_of_memory,
+    open,
+    allocate,
+    release,
+    allocate_pinned,
+    release_pinned,
+    owns,
+    upload_now,
+    download_now,
+    create_stream,
+    destroy_stream,
+    synchronize,
+    create_event,
+    destroy_event,
+    record_event,
+    wait_event,
+    synchronize_event,
+    upload,
+    copy,
+    fill,
+    launch,
+    gemm,
+    is_capturing,
+    begin_capture,
+    end_capture,
+    launch_graph,
+    destroy_graph,
+    push_range,
+    pop_range,
+    nullptr,
+};
+
+} // namespace
+
+} // namespace ds41
+
+extern "C" __attribute__((visibility("default"))) const ds41::DeviceFunctions *
+ds41_device_plugin(std::uint32_t version) {
+    return version == ds41::kDeviceVersion ? &ds41::kFunctions : nullptr;
+}

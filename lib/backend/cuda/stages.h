@@ -1,0 +1,169 @@
+// The CUDA backend: every stage as launches on one stream, through the device interface. Between prepare() and the next
+// one nothing is allocated, and nothing waits for the device but the torch rule, which selects on the host, and taps.
+#pragma once
+
+#include "backend/cuda/plugin.h"
+#include "backend/stages.h"
+#include "common/step.h"
+#include "linear/params.h"
+#include "rows/params.h"
+
+#include <array>
+#include <memory>
+#include <vector>
+
+namespace ds41 {
+
+class CudaStages final : public Stages {
+public:
+    CudaStages(const DeviceFunctions &device, const Memory &memory, const StageOptions &options);
+    ~CudaStages() override;
+    CudaStages(const CudaStages &) = delete;
+    CudaStages &operator=(const CudaStages &) = delete;
+
+    void prepare(const Config &config, const StageSizes &sizes) override;
+    std::size_t n_bytes() const noexcept override;
+    std::size_t needed_bytes(const Config &config, const StageSizes &sizes) const noexcept override;
+    bool wants_upload() const noexcept override { return true; }
+    void upload_step(const StepUpload &upload) override;
+    void synchronize() override;
+    void enter(int layer, const char *stage) override;
+    void leave(int layer, const char *stage) override;
+
+    void project(const ProjectArgs &args) override;
+    void compress(const CompressArgs &args) override;
+    void index_query(const IndexQueryArgs &args) override;
+    void select(const SelectArgs &args) override;
+    void attend(const AttendArgs &args) override;
+    void output(const OutputArgs &args) override;
+    void commit_window(const LayerView &layer, const std::uint8_t *window_new) override;
+
+private:
+    enum Buffer {
+        kKv,          // bf16 [tile, head_dim]: window rows before their norm
+        kLatent,      // bf16 [tile, head_dim]
+        kProducts,    // f32 [tile, 2, head_dim]: kv and gate products of the compressor
+        kKey,         // bf16 [tile, index_head_dim]: index keys before their norm
+        kIndexRaw,    // bf16 [tile, index_n_heads, index_head_dim]: index queries before their rotation
+        kScores,      // u16 [score tile, stride]: sort keys
+        kTorchScores, // f32 [score tile, stride], torch rule
+        kPartials,    // of the attention's chunks
+        kRotated,     // bf16 [tile, n_heads, head_dim]: o, rotated back
+        kGrouped,     // bf16 [tile, o_groups, o_lora_rank]
+        kQ8Codes,     // i8 [tile, widest input of a Q2_K projection]
+        kQ8Scales,    // f32 [tile, the same / 32]
+        kBufferCount
+    };
+    using Sizes = std::array<std::size_t, kBufferCount>;
+    static Sizes buffer_bytes(const Config &config, const StageSizes &sizes) noexcept;
+
+    // What one launch touches.
+    class References {
+    public:
+        explicit References(bool wanted) : wanted_(wanted) {}
+        template <typename T> References &read(const T *data, std::int64_t n) {
+            return add(data, n, DeviceAccess::kRead);
+        }
+        template <typename T> References &write(const T *data, std::int64_t n) {
+            return add(data, n, DeviceAccess::kWrite);
+        }
+        References &bytes(const void *data, std::size_t n_bytes, DeviceAccess access);
+        References &rows(const RowsView &rows, DeviceAccess access);
+        const std::vector<DeviceReference> &list() const { return list_; }
+
+    private:
+        template <typename T> References &add(const T *data, std::int64_t n, DeviceAccess access) {
+            return bytes(data, static_cast<std::size_t>(n) * sizeof(T), access);
+        }
+        bool wanted_;
+        std::vector<DeviceReference> list_;
+    };
+    References references() const { return References(device_.wants_references != 0); }
+    // Tokens and spans of the step, which most operations read.
+    References step_references(const LayerView &layer) const;
+
+    template <typename P> void launch(DeviceOp op, const P &params, const References &references) {
+        check_device(device_, device_.launch(stream_, op, &params, references.list().data(), references.list().size()),
+                     "launching");
+    }
+
+    // One product of n rows of x.
+    struct Product {
+        const Matrix *weights = nullptr;
+        const Bf16 *x = nullptr;
+        std::int64_t stride_x = 0;
+        void *out = nullptr;
+        std::int64_t stride_out = 0;
+        int n_slices = 1;
+        kernels::LinearOutput output = kernels::LinearOutput::kBf16;
+        const float *angles = nullptr; // kRotated
+        int head_dim = 0;
+        float scale = 0.0f; // kScaled
+    };
+    void products(int n, std::initializer_list<Product> list);
+    // Whether tensor cores and cuBLAS serve the step: prefills that the other kernels would make wait. Never a decode
+    // step: a token's bits must not depend on the batch that it rides in.
+    bool has_many_rows() const { return is_prefill_ && n_tokens_ > kernels::kMaxLinearRows; }
+    void linear_products(int first, int n, const Product *list, std::size_t n_list);
+    // x of a Q2_K product into kQ8Codes and kQ8Scales.
+    void quantise_q8(int n, const Product &product);
+    void gemm_product(int n, const Product &product);
+    void rotate_heads(int n, const Product &product);
+    // Jobs of a tile's rows; `more` is what they read and write beside the step.
+    void rows(const LayerView &layer, const Tile &tile, std::initializer_list<kernels::RowJob> jobs, References more);
+
+    void score(const SelectArgs &args, int first, int n, float *tap, std::int64_t stride_tap);
+    void select_tile(const SelectArgs &args, int first, int n);
+    void select_on_host(const SelectArgs &args, int first, int n);
+
+    template <typename T> T *buffer(Buffer which) const { return buffers_[which].as<T>(); }
+    const kernels::Token *tokens() const { return step_.as<kernels::Token>(); }
+    const kernels::SpanRows *spans(const LayerView &layer) const;
+    // Cosines and sines of all tokens of the step: at their position, or at that of the group they complete.
+    const float *angles(const LayerView &layer) const;
+    const float *group_angles(const LayerView &layer) const;
+    const float *angle_table(int table) const;
+    std::int64_t angle_count() const { return std::int64_t{2} * n_pairs_; } // of a token
+
+    const DeviceFunctions &device_;
+    const Memory &memory_;
+    DeviceStream stream_ = nullptr;
+    bool owns_stream_ = false;
+    bool check_stages_ = false;
+
+    std::array<Block, kBufferCount> buffers_;
+    std::int64_t score_stride_ = 0;
+    int score_tile_ = 0;
+
+    // The step as it was uploaded, and where its parts stand in it.
+    struct Staging {
+        void *pinned = nullptr;
+        std::size_t n_bytes = 0;
+        DeviceEvent event = nullptr;
+        bool in_flight = false;
+    };
+    static constexpr std::size_t kStagings = 4; // uploads that may be under way before one is waited for
+    void send(std::size_t begin, std::size_t end);
+    void write_angles(const StepUpload &upload, float *out) const;
+
+    std::vector<unsigned char> uploaded_; // what stands on the device
+    std::vector<unsigned char> next_;
+    Block step_;
+    std::array<Staging, kStagings> stagings_;
+    std::size_t next_staging_ = 0;
+    std::size_t angles_at_ = 0, spans_at_ = 0;
+    int n_tokens_ = 0, n_spans_ = 0, n_pairs_ = 0;
+    bool is_prefill_ = false;
+    std::vector<int> slot_of_layer_;
+    std::vector<int> group_ratios_; // ratios above 1, ascending
+
+    // Torch rule.
+    std::vector<float> host_scores_;
+    std::vector<unsigned char> ranking_;
+    std::vector<std::int32_t> host_groups_, host_blocks_;
+};
+
+std::unique_ptr<Stages> create_cuda_stages(const StageOptions &options);
+std::unique_ptr<Stages> create_sim_stages(const StageOptions &options);
+
+} // namespace ds41
