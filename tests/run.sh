@@ -1,11 +1,12 @@
 #!/bin/sh
 # Builds the library with its tests and runs every one. CC and CXX choose the compilers (and the build folder).
-usage='usage: sh tests/run.sh [--sanitize | --threads | --valgrind] [--build FOLDER] [--suite NAME]... [-DOPTION=VALUE]...
+usage='usage: sh tests/run.sh [--sanitize | --threads | --valgrind] [--build FOLDER] [--no-bindings] [--suite NAME]... [-DOPTION=VALUE]...
 
   --sanitize      build with AddressSanitizer and UndefinedBehaviorSanitizer, into build-asan
   --threads       build the tests of threads with ThreadSanitizer, into build-tsan, and run those
   --valgrind      run the unit and api suites under valgrind, from build-valgrind
   --build FOLDER  build into FOLDER instead
+  --no-bindings   leave out Python, Rust and Go, which otherwise follow when no suite is named
   --suite NAME    run one suite only; may be given more than once
   -DOPTION=VALUE  a Meson option for the build'
 set -eu
@@ -13,10 +14,11 @@ root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$root"
 . tests/support/setup.sh
 
-kind=release folder='' suites='' options='' targets=''
+kind=release folder='' suites='' options='' targets='' bindings=yes
 while [ $# -gt 0 ]; do
     case $1 in
     --sanitize | --threads | --valgrind) kind=${1#--} ;;
+    --no-bindings) bindings=no ;;
     --build) folder=${2:?--build needs a folder} && shift ;;
     --suite) suites="$suites --suite ${2:?--suite needs a name}" && shift ;;
     -D?*=*) options="$options $1" ;;
@@ -29,7 +31,7 @@ done
 # A folder keeps the compilers that it was made with, so each gets its own.
 compilers=${CC:-${CXX:-}}
 suffix=${compilers:+-$(printf %s "${compilers##*/}" | tr -c 'A-Za-z0-9.+-' -)}
-packages=doctest-dev
+packages="doctest-dev libboost-context-dev"
 case $kind in
 release)
     : "${folder:=build$suffix}"
@@ -51,7 +53,7 @@ threads)
     : "${folder:=build-tsan$suffix}"
     options="-Db_sanitize=thread -Db_lundef=false -Dbuildtype=debug -Doptimization=1 $options"
     export TSAN_OPTIONS="${TSAN_OPTIONS:-halt_on_error=1}"
-    targets='tests/parity/cpu_test tests/api/threads_test'
+    targets='tests/parity/cpu_test tests/api/threads_test tests/kernels/kernel_test tests/kernels/race_planted'
     case "${CC:-} ${CXX:-}" in *clang*) packages="$packages libclang-rt-dev" ;; esac
     set -- --timeout-multiplier 4
     : "${suites:=--suite threads}"
@@ -71,8 +73,9 @@ mkdir -p "$folder"
 build_log=$folder/run-build.log test_log=$folder/run-test.log
 : >"$build_log"
 echo "Building into $folder"
+case $folder in /*) prefix=$folder/prefix ;; *) prefix=$root/$folder/prefix ;; esac
 # shellcheck disable=SC2086
-quietly "$build_log" configure "$folder" -Dtests=enabled -Dtools=enabled -Dexamples=enabled $options || exit 1
+quietly "$build_log" configure "$folder" --prefix "$prefix" --libdir lib -Dtests=enabled -Dtools=enabled -Dexamples=enabled $options || exit 1
 # shellcheck disable=SC2086
 quietly "$build_log" ninja -C "$folder" $targets || exit 1
 
@@ -90,6 +93,17 @@ if [ "$status" = 0 ] && [ "$passed" = 0 ]; then
     status=1
 fi
 [ "$status" = 0 ] || grep -Ev '^ *[0-9]+/[0-9]+ .* OK +[0-9.]+s *$' "$test_log" | tail -n 100 >&2
+
+if [ "$kind" = release ] && [ -z "$suites" ] && [ "$bindings" = yes ]; then
+    rm -rf "$prefix"
+    quietly "$build_log" meson install -C "$folder" --no-rebuild || exit 1
+    sh tests/bindings.sh "$prefix" "$folder/bindings" >"$folder/run-bindings.log" || status=1
+    sed '$d' "$folder/run-bindings.log"
+    counts=$(tail -n 1 "$folder/run-bindings.log")
+    # shellcheck disable=SC2086 # the words of the line
+    set -- $counts
+    passed=$((passed + $1)) failed=$((failed + $3)) skipped=$((skipped + $5))
+fi
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ] || exit 1
 exit "$status"
