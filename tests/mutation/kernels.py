@@ -34,7 +34,7 @@ TESTS = {
 COMMON = ["kernels/simt/engine.cc", "tests/kernels/main.cc"]
 KINDS = {
     "release": ["-O1"],
-    "address": ["-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "address": ["-O1", "-g1", "-fsanitize=address,bounds", "-fno-sanitize-recover=all"],
     "thread": ["-O1", "-g1", "-fsanitize=thread"],
 }
 MEMORY_LIMIT = 8 << 30  # of a test without a sanitizer: a mutation may ask for anything

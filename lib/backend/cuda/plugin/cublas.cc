@@ -17,6 +17,7 @@ struct Cublas {
     decltype(&cublasCreate_v2) create = nullptr;
     decltype(&cublasDestroy_v2) destroy = nullptr;
     decltype(&cublasSetStream_v2) set_stream = nullptr;
+    decltype(&cublasSetMathMode) set_math_mode = nullptr;
     // The header has overloads of it in C++.
     cublasStatus_t (*gemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void *,
                            const void *, cudaDataType, int, long long, const void *, cudaDataType, int, long long,
@@ -40,6 +41,7 @@ struct Cublas {
         find(create, "cublasCreate_v2");
         find(destroy, "cublasDestroy_v2");
         find(set_stream, "cublasSetStream_v2");
+        find(set_math_mode, "cublasSetMathMode");
         find(gemm, "cublasGemmStridedBatchedEx");
     }
 };
@@ -74,8 +76,14 @@ int cublas_gemm(DeviceStream stream, const DeviceGemm &g) {
         return kCublasMissing;
     }
     static thread_local Handle handle;
-    if (!handle.handle)
+    if (!handle.handle) {
         if (const cublasStatus_t status = cublas().create(&handle.handle)) return failed("cublasCreate", status);
+        // Without it partial sums may be rounded to bf16, the type of the output, before they are added.
+        const auto mode =
+            static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION);
+        if (const cublasStatus_t status = cublas().set_math_mode(handle.handle, mode))
+            return failed("cublasSetMathMode", status);
+    }
     if (const cublasStatus_t status = cublas().set_stream(handle.handle, static_cast<cudaStream_t>(stream)))
         return failed("cublasSetStream", status);
     // Column-major: out^T[rows, n] = weights^T^T[rows, k] x^T[k, n].
