@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <doctest/doctest.h>
 #include <functional>
+#include <map>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -767,7 +768,7 @@ TEST_CASE("simulated device: launches, waits, uploads and bytes are counted") {
     const DeviceStream stream = new_stream();
     const Quantiser q;
     DeviceCounts counts{};
-    device().take_counts(&counts);
+    device().take_counts(&counts, nullptr, nullptr);
     void *pinned = nullptr;
     must(device().allocate_pinned(&pinned, kInBytes));
     std::memcpy(pinned, q.values.data(), kInBytes);
@@ -776,7 +777,7 @@ TEST_CASE("simulated device: launches, waits, uploads and bytes are counted") {
     must(q.launch(stream));
     must(device().synchronize(stream));
     must(device().upload_now(q.x, q.values.data(), 10));
-    device().take_counts(&counts);
+    device().take_counts(&counts, nullptr, nullptr);
     CHECK(counts.launches == 2);
     CHECK(counts.synchronisations == 2); // the second is upload_now's own
     CHECK(counts.uploads == 2);
@@ -784,11 +785,54 @@ TEST_CASE("simulated device: launches, waits, uploads and bytes are counted") {
     CHECK(counts.bytes_read == 2 * kInBytes);
     CHECK(counts.bytes_written == 2 * (kCodeBytes + kScaleBytes));
     CHECK(counts.distinct_bytes == kInBytes + kCodeBytes + kScaleBytes);
-    device().take_counts(&counts);
+    device().take_counts(&counts, nullptr, nullptr);
     CHECK(counts.launches + counts.synchronisations + counts.uploads + counts.uploaded_bytes + counts.bytes_read +
               counts.bytes_written + counts.distinct_bytes ==
           0);
     device().release_pinned(pinned);
+    q.release();
+    device().destroy_stream(stream);
+}
+
+// Counts of each range by its name.
+std::map<std::string, DeviceCounts> take_range_counts() {
+    std::map<std::string, DeviceCounts> ranges;
+    DeviceCounts total{};
+    device().take_counts(
+        &total,
+        [](const char *range, const DeviceCounts *counts, void *user) {
+            (*static_cast<std::map<std::string, DeviceCounts> *>(user))[range] = *counts;
+        },
+        &ranges);
+    return ranges;
+}
+
+TEST_CASE("simulated device: ranges have counts of their own, the innermost takes them") {
+    const DeviceStream stream = new_stream();
+    const Quantiser q;
+    take_range_counts();
+    device().push_range("outer");
+    must(q.launch(stream));
+    device().push_range("inner");
+    must(q.launch(stream));
+    must(q.launch(stream));
+    device().pop_range();
+    device().push_range("inner");
+    must(q.launch(stream));
+    device().pop_range();
+    device().pop_range();
+    must(q.launch(stream)); // in none
+    must(device().synchronize(stream));
+    auto ranges = take_range_counts();
+    CHECK(ranges.size() == 2);
+    CHECK(ranges["outer"].launches == 1);
+    CHECK(ranges["inner"].launches == 3);
+    CHECK(ranges["inner"].bytes_read == 3 * kInBytes);
+    CHECK(ranges["inner"].bytes_written == 3 * (kCodeBytes + kScaleBytes));
+    // Once for each push: two launches of one push touch the same bytes.
+    CHECK(ranges["outer"].distinct_bytes == kInBytes + kCodeBytes + kScaleBytes);
+    CHECK(ranges["inner"].distinct_bytes == 2 * (kInBytes + kCodeBytes + kScaleBytes));
+    CHECK(take_range_counts().empty());
     q.release();
     device().destroy_stream(stream);
 }

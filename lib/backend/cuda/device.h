@@ -11,7 +11,7 @@
 namespace ds41 {
 
 // Changes with anything in this file or in an operation's parameters: a plugin of another version is refused.
-constexpr std::uint32_t kDeviceVersion = 1;
+constexpr std::uint32_t kDeviceVersion = 2;
 
 enum class DeviceOp : std::int32_t {
     kLinear,
@@ -49,13 +49,13 @@ struct DeviceGemm {
     std::int32_t n, rows, k, n_slices;
 };
 
-// Since the last reset, by the simulated device.
+// What the simulated device counted since it was last asked: in all, or in the innermost range of a name.
 struct DeviceCounts {
     std::uint64_t launches;
     std::uint64_t synchronisations;
     std::uint64_t uploads, uploaded_bytes;   // from the host, asynchronous ones and others
     std::uint64_t bytes_read, bytes_written; // by kernels, each access counted
-    std::uint64_t distinct_bytes;            // of those, each byte once
+    std::uint64_t distinct_bytes;            // of those, each byte once; of a range once each time it is pushed
 };
 
 using DeviceStream = void *;
@@ -110,8 +110,9 @@ struct DeviceFunctions {
     // Names what is enqueued between the two calls, for profilers and counters. Ranges nest.
     void (*push_range)(const char *name);
     void (*pop_range)();
-    // Null where nothing is counted.
-    void (*take_counts)(DeviceCounts *counts);
+    // Null where nothing is counted. `each` may be null.
+    void (*take_counts)(DeviceCounts *total, void (*each)(const char *range, const DeviceCounts *counts, void *user),
+                        void *user);
 };
 
 // What a plugin library exports; null for a version that it does not have.

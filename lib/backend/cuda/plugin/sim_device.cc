@@ -45,8 +45,10 @@ struct Use {
 struct Allocation {
     std::size_t n_bytes = 0;
     std::unique_ptr<unsigned char[]> storage;
-    std::vector<Use> uses;              // that the host has not waited for
-    std::vector<std::uint64_t> touched; // a bit for each byte, since the counts were taken; empty: none
+    std::vector<Use> uses; // that the host has not waited for
+    // Since the counts were taken; empty: nothing was touched.
+    std::vector<std::uint64_t> touched;  // a bit for each byte
+    std::vector<std::uint32_t> by_range; // of each word the range that touched it last << 4, and a bit for each byte
 };
 
 struct Range {
@@ -54,8 +56,15 @@ struct Range {
     bool read, write;
 };
 
+// What a thread is in, between push_range and pop_range.
+struct CountedRange {
+    std::uint32_t number = 0; // of this push; 0: none
+    DeviceCounts *counts = nullptr;
+};
+
 struct Task {
     const char *name = "";
+    CountedRange range;
     std::vector<Range> ranges;
     std::function<int(class SimDevice &, const Task &)> run;
 };
@@ -218,25 +227,66 @@ public:
     }
 
     void count(std::uintptr_t begin, std::uintptr_t end, bool read, bool write) {
-        if (read) counts.bytes_read += end - begin;
-        if (write) counts.bytes_written += end - begin;
+        DeviceCounts *const in_range = running_->range.counts;
+        for (DeviceCounts *to : {&counts, in_range}) {
+            if (!to) continue;
+            if (read) to->bytes_read += end - begin;
+            if (write) to->bytes_written += end - begin;
+        }
         auto next = allocations_.upper_bound(begin);
         --next;
         Allocation &allocation = next->second;
-        if (allocation.touched.empty()) allocation.touched.resize((allocation.n_bytes + 63) / 64);
-        for (std::uintptr_t byte = begin - next->first; byte < end - next->first; ++byte)
-            allocation.touched[byte / 64] |= std::uint64_t{1} << byte % 64;
+        if (allocation.touched.empty()) {
+            allocation.touched.resize((allocation.n_bytes + 63) / 64);
+            allocation.by_range.resize((allocation.n_bytes + 3) / 4);
+        }
+        const std::uint32_t number = running_->range.number;
+        for (std::uintptr_t byte = begin - next->first, last = end - next->first; byte < last;) {
+            const std::uintptr_t word = byte / 4, word_end = std::min(last, word * 4 + 4);
+            const std::uint32_t bytes = ((1u << (word_end - byte)) - 1) << byte % 4;
+            allocation.touched[word / 16] |= std::uint64_t{bytes} << word % 16 * 4;
+            if (in_range) {
+                std::uint32_t &owner = allocation.by_range[word];
+                const std::uint32_t before = owner >> 4 == number ? owner & 15u : 0;
+                in_range->distinct_bytes += static_cast<std::uint64_t>(__builtin_popcount(bytes & ~before));
+                owner = number << 4 | before | bytes;
+            }
+            byte = word_end;
+        }
     }
 
-    DeviceCounts take_counts() {
+    void count_launch() {
+        ++counts.launches;
+        if (running_->range.counts) ++running_->range.counts->launches;
+    }
+    void count_upload(std::size_t n_bytes) {
+        DeviceCounts *const in_range = running_ ? running_->range.counts : nullptr;
+        for (DeviceCounts *to : {&counts, in_range}) {
+            if (!to) continue;
+            ++to->uploads;
+            to->uploaded_bytes += n_bytes;
+        }
+    }
+
+    // A range's counts stay where they are: tasks point to them.
+    CountedRange push_range(const char *name) {
+        if (++n_ranges_ >= 1u << 28) n_ranges_ = 1; // by_range has so many bits; counts are taken long before
+        return {n_ranges_, &ranges_[name]};
+    }
+
+    void take_counts(DeviceCounts *total, void (*each)(const char *, const DeviceCounts *, void *), void *user) {
         run_all();
-        DeviceCounts taken = std::exchange(counts, DeviceCounts());
+        *total = std::exchange(counts, DeviceCounts());
         for (auto &[address, allocation] : allocations_) {
             for (const std::uint64_t word : allocation.touched)
-                taken.distinct_bytes += static_cast<std::uint64_t>(__builtin_popcountll(word));
+                total->distinct_bytes += static_cast<std::uint64_t>(__builtin_popcountll(word));
             allocation.touched.clear();
+            allocation.by_range.clear();
         }
-        return taken;
+        for (auto &[name, of] : ranges_) {
+            if (each && (of.launches > 0 || of.uploads > 0)) each(name.c_str(), &of, user);
+            of = {};
+        }
     }
 
     int new_stream_id() { return ++n_streams_; }
@@ -248,6 +298,8 @@ private:
     Clock host_clock_;
     const Task *running_ = nullptr;
     const Range *last_ = nullptr;
+    std::map<std::string, DeviceCounts> ranges_;
+    std::uint32_t n_ranges_ = 0;
     int n_streams_ = 0;
     int n_capturing_ = 0;
 };
@@ -272,15 +324,21 @@ Range range_of(const void *data, std::size_t n_bytes, DeviceAccess access) {
 // What the operation that is being launched declared; its kernels share it.
 thread_local std::vector<Range> launching_ranges;
 thread_local const char *launching_name = "";
+thread_local std::vector<CountedRange> open_ranges;
+
+CountedRange open_range() {
+    return open_ranges.empty() ? CountedRange() : open_ranges.back();
+}
 
 int enqueue_kernel(simt::Stream stream, const simt::LaunchInfo &info, std::function<void()> kernel) {
     Task task;
     task.name = launching_name;
     task.ranges = launching_ranges;
     task.run = [info, kernel = std::move(kernel)](SimDevice &sim, const Task &) {
-        ++sim.counts.launches;
+        sim.count_launch();
         return simt::run(info, kernel, &sim);
     };
+    task.range = open_range();
     return device().enqueue(stream_of(stream), std::move(task));
 }
 
@@ -323,8 +381,7 @@ int owns(const void *data, std::size_t n_bytes) {
 int upload_now(void *target, const void *source, std::size_t n_bytes) {
     const Lock lock(device().mutex);
     if (const int error = device().touch_now(target, n_bytes, true, "an upload")) return error;
-    ++device().counts.uploads;
-    device().counts.uploaded_bytes += n_bytes;
+    device().count_upload(n_bytes);
     std::memcpy(target, source, n_bytes);
     return 0;
 }
@@ -375,6 +432,7 @@ int upload(DeviceStream stream, void *target, const void *source, std::size_t n_
     const Lock lock(device().mutex);
     Task task;
     task.name = "an upload";
+    task.range = open_range();
     task.ranges.push_back(range_of(target, n_bytes, DeviceAccess::kWrite));
     // A graph's upload reads what is there at each launch; any other one, what is there now.
     std::vector<unsigned char> before;
@@ -384,8 +442,7 @@ int upload(DeviceStream stream, void *target, const void *source, std::size_t n_
         if (!before.empty() && std::memcmp(before.data(), source, n_bytes) != 0)
             return sim.fail(kInvalidValue, "pinned memory at %p changed before it was uploaded", source);
         std::memcpy(target, source, n_bytes);
-        ++sim.counts.uploads;
-        sim.counts.uploaded_bytes += n_bytes;
+        sim.count_upload(n_bytes);
         return 0;
     };
     return device().enqueue(stream_of(stream), std::move(task));
@@ -433,13 +490,14 @@ int gemm(DeviceStream stream, const DeviceGemm *gemm) {
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(Bf16); };
     Task task;
     task.name = "gemm";
+    task.range = open_range();
     const std::int64_t n_in = (g.n - 1) * g.stride_x + std::int64_t{g.k} * g.n_slices;
     const std::int64_t n_out = (g.n - 1) * g.stride_out + std::int64_t{g.rows} * g.n_slices;
     task.ranges.push_back(range_of(g.x, size(n_in), DeviceAccess::kRead));
     task.ranges.push_back(range_of(g.weights, size(std::int64_t{g.n_slices} * g.rows * g.k), DeviceAccess::kRead));
     task.ranges.push_back(range_of(g.out, size(n_out), DeviceAccess::kWrite));
     task.run = [g](SimDevice &sim, const Task &task_) {
-        ++sim.counts.launches;
+        sim.count_launch();
         for (const Range &r : task_.ranges) sim.count(r.begin, r.end, r.read, r.write);
         for (std::int64_t t = 0; t < g.n; ++t)
             for (std::int64_t row = 0; row < std::int64_t{g.n_slices} * g.rows; ++row) {
@@ -484,11 +542,16 @@ int launch_graph(DeviceGraph graph, DeviceStream stream) {
 void destroy_graph(DeviceGraph graph) {
     delete static_cast<SimGraph *>(graph);
 }
-void push_range(const char *) {}
-void pop_range() {}
-void take_counts(DeviceCounts *counts) {
+void push_range(const char *name) {
     const Lock lock(device().mutex);
-    *counts = device().take_counts();
+    open_ranges.push_back(device().push_range(name));
+}
+void pop_range() {
+    if (!open_ranges.empty()) open_ranges.pop_back();
+}
+void take_counts(DeviceCounts *total, void (*each)(const char *, const DeviceCounts *, void *), void *user) {
+    const Lock lock(device().mutex);
+    device().take_counts(total, each, user);
 }
 
 constexpr DeviceFunctions kFunctions = {
