@@ -1,5 +1,6 @@
-// DS41_CHECK_STAGES makes calls wait for a device after every stage. The simulated device shows it: it refuses a download
-// of what has not been waited for, and nobody here waits. A program of its own, since a device keeps its first error.
+// DS41_CHECK_STAGES makes calls wait for a device after every stage. The simulated device shows it: it refuses a
+// download of what has not been waited for, and nobody here waits. A program of its own, since a device keeps its first
+// error.
 #define DOCTEST_CONFIG_IMPLEMENT // support.h reports through it
 #include "support.h"
 
