@@ -117,6 +117,8 @@ struct OutputArgs {
     Bf16 *out; // [n_tokens, dim]; may be the step's x
 };
 
+struct StageSizes;
+
 // What layers that are about to run see of a step.
 struct StepUpload {
     const Config *config;
@@ -128,6 +130,7 @@ struct StepUpload {
     const SpanView *views; // [n_layers, n_spans]
     int n_layers;
     bool is_prefill;
+    const StageSizes *sizes; // as prepare() has got them for this step
 };
 
 // Bounds of what the stages of one layer will be asked for.

@@ -88,7 +88,7 @@ void Context::upload(Step &step, const std::vector<int> &layers) {
     stages_->upload_step({&config, &model_->rope_plain(), &model_->rope_compressed(), step.tokens.data(),
                           static_cast<std::int32_t>(step.tokens.size()), static_cast<std::int32_t>(step.spans.size()),
                           layers.data(), views.data(), static_cast<int>(layers.size()),
-                          step.kind == Step::Kind::kPrefill});
+                          step.kind == Step::Kind::kPrefill, &step.sizes.stages});
 }
 
 void Context::run(Step &step, Workspace *grown, int layer, const ds41_tensor &x, const ds41_tensor &out) {

@@ -23,7 +23,8 @@ std::int64_t score_stride(const Config &c, const StageSizes &sizes) {
 }
 
 int score_tile(const Config &c, const StageSizes &sizes) {
-    const std::int64_t row = score_stride(c, sizes) * std::int64_t{sizeof(std::uint16_t)};
+    // Without groups there is no row, and nothing is scored.
+    const std::int64_t row = std::max<std::int64_t>(1, score_stride(c, sizes) * std::int64_t{sizeof(std::uint16_t)});
     return static_cast<int>(
         std::clamp<std::int64_t>(kScoreBytes / row, 1, std::max<std::int64_t>(1, sizes.n_tile_tokens)));
 }
@@ -85,20 +86,20 @@ CudaStages::Sizes CudaStages::buffer_bytes(const Config &c, const StageSizes &si
 }
 
 void CudaStages::prepare(const Config &config, const StageSizes &sizes) {
+    if (group_ratios_.empty()) {
+        std::vector<int> ratios;
+        for (int layer = 0; layer < config.n_layers_total(); ++layer)
+            if (config.role(layer).has_group_state()) ratios.push_back(config.role(layer).ratio);
+        std::sort(ratios.begin(), ratios.end());
+        ratios.erase(std::unique(ratios.begin(), ratios.end()), ratios.end());
+        group_ratios_ = std::move(ratios);
+    }
     const Sizes wanted = buffer_bytes(config, sizes);
     std::array<Block, kBufferCount> grown;
     for (std::size_t i = 0; i < kBufferCount; ++i)
         if (wanted[i] > buffers_[i].n_bytes()) grown[i] = Block(memory_, wanted[i]);
     for (std::size_t i = 0; i < kBufferCount; ++i)
         if (grown[i].n_bytes() > 0) buffers_[i] = std::move(grown[i]);
-    if (sizes.n_groups > 0) {
-        score_stride_ = score_stride(config, sizes);
-        score_tile_ = score_tile(config, sizes);
-    }
-    if (sizes.topk_rule == DS41_TOPK_TORCH_CPU) {
-        const auto n = static_cast<std::size_t>(std::max<std::int64_t>(sizes.n_groups, 1));
-        host_scores_.resize(std::max(host_scores_.size(), n * static_cast<std::size_t>(std::max(score_tile_, 1))));
-    }
 }
 
 std::size_t CudaStages::n_bytes() const noexcept {
@@ -147,18 +148,18 @@ CudaStages::References &CudaStages::References::rows(const RowsView &rows, Devic
 }
 
 CudaStages::References CudaStages::step_references(const LayerView &layer) const {
-    return references().read(tokens(), n_tokens_).read(spans(layer), n_spans_);
+    return references().read(tokens(), layout_.n_tokens).read(spans(layer), layout_.n_spans);
 }
 
 const kernels::SpanRows *CudaStages::spans(const LayerView &layer) const {
-    const auto slot = static_cast<std::size_t>(slot_of_layer_[static_cast<std::size_t>(layer.layer)]);
-    return reinterpret_cast<const kernels::SpanRows *>(step_.as<unsigned char>() + spans_at_) +
-           slot * static_cast<std::size_t>(n_spans_);
+    const auto slot = static_cast<std::size_t>(layout_.slot_of_layer[static_cast<std::size_t>(layer.layer)]);
+    return reinterpret_cast<const kernels::SpanRows *>(step_.as<unsigned char>() + layout_.spans_at) +
+           slot * static_cast<std::size_t>(layout_.n_spans);
 }
 
 const float *CudaStages::angle_table(int table) const {
-    return reinterpret_cast<const float *>(step_.as<unsigned char>() + angles_at_) +
-           std::int64_t{table} * n_tokens_ * angle_count();
+    return reinterpret_cast<const float *>(step_.as<unsigned char>() + layout_.angles_at) +
+           std::int64_t{table} * layout_.n_tokens * angle_count();
 }
 
 const float *CudaStages::angles(const LayerView &layer) const {
@@ -171,92 +172,76 @@ const float *CudaStages::group_angles(const LayerView &layer) const {
     return angle_table(2 + static_cast<int>(found - group_ratios_.begin()));
 }
 
-void CudaStages::write_angles(const StepUpload &upload, float *out) const {
+CudaStages::Layout CudaStages::layout_of(const StepUpload &upload) const {
+    const Config &c = *upload.config;
+    Layout layout;
+    layout.n_tokens = upload.n_tokens;
+    layout.n_spans = upload.n_spans;
+    layout.n_pairs = c.rope_head_dim / 2;
+    layout.is_prefill = upload.is_prefill;
+    layout.score_stride = score_stride(c, *upload.sizes);
+    layout.score_tile = score_tile(c, *upload.sizes);
+    layout.slot_of_layer.assign(static_cast<std::size_t>(c.n_layers_total()), 0);
+    for (int i = 0; i < upload.n_layers; ++i) layout.slot_of_layer[static_cast<std::size_t>(upload.layers[i])] = i;
+
+    const auto n_tokens = static_cast<std::size_t>(layout.n_tokens);
+    const std::size_t token_angles = 2 * static_cast<std::size_t>(layout.n_pairs) * sizeof(float);
+    layout.angles_at = n_tokens * sizeof(kernels::Token);
+    const std::size_t angles_end = layout.angles_at + (2 + group_ratios_.size()) * n_tokens * token_angles;
+    layout.spans_at = (angles_end + 15) / 16 * 16;
+    layout.n_bytes = layout.spans_at + static_cast<std::size_t>(upload.n_layers) *
+                                           static_cast<std::size_t>(layout.n_spans) * sizeof(kernels::SpanRows);
+    return layout;
+}
+
+void CudaStages::write_angles(const StepUpload &upload, const Layout &layout, float *out) const {
     const auto write = [&](const RopeTable &rope, std::int64_t pos) {
-        for (int pair = 0; pair < n_pairs_; ++pair, out += 2) rope.angle(pos, pair, out[0], out[1]);
+        for (int pair = 0; pair < layout.n_pairs; ++pair, out += 2) rope.angle(pos, pair, out[0], out[1]);
     };
     for (const RopeTable *rope : {upload.rope_plain, upload.rope_compressed})
-        for (int i = 0; i < n_tokens_; ++i) write(*rope, upload.tokens[i].pos);
+        for (int i = 0; i < layout.n_tokens; ++i) write(*rope, upload.tokens[i].pos);
     for (const int ratio : group_ratios_)
-        for (int i = 0; i < n_tokens_; ++i) {
+        for (int i = 0; i < layout.n_tokens; ++i) {
             const std::int64_t pos = upload.tokens[i].pos;
             if ((pos + 1) % ratio == 0)
                 write(*upload.rope_compressed, pos + 1 - ratio);
             else
-                out = std::fill_n(out, angle_count(), 0.0f); // the token completes no group
+                out = std::fill_n(out, 2 * layout.n_pairs, 0.0f); // the token completes no group
         }
 }
 
-void CudaStages::upload_step(const StepUpload &upload) {
-    const Config &c = *upload.config;
-    const int n_tokens_before = n_tokens_;
-    n_tokens_ = upload.n_tokens;
-    is_prefill_ = upload.is_prefill;
-    n_spans_ = upload.n_spans;
-    n_pairs_ = c.rope_head_dim / 2;
-    group_ratios_.clear();
-    for (int layer = 0; layer < c.n_layers_total(); ++layer)
-        if (c.role(layer).has_group_state()) group_ratios_.push_back(c.role(layer).ratio);
-    std::sort(group_ratios_.begin(), group_ratios_.end());
-    group_ratios_.erase(std::unique(group_ratios_.begin(), group_ratios_.end()), group_ratios_.end());
-    slot_of_layer_.assign(static_cast<std::size_t>(c.n_layers_total()), 0);
-    for (int i = 0; i < upload.n_layers; ++i) slot_of_layer_[static_cast<std::size_t>(upload.layers[i])] = i;
-
-    const auto n_tokens = static_cast<std::size_t>(n_tokens_);
-    const std::size_t angle_bytes =
-        (2 + group_ratios_.size()) * n_tokens * static_cast<std::size_t>(angle_count()) * sizeof(float);
-    angles_at_ = n_tokens * sizeof(kernels::Token);
-    spans_at_ = (angles_at_ + angle_bytes + 15) / 16 * 16;
-    const std::size_t n_bytes = spans_at_ + static_cast<std::size_t>(upload.n_layers) *
-                                                static_cast<std::size_t>(n_spans_) * sizeof(kernels::SpanRows);
-    next_.assign(n_bytes, 0);
+void CudaStages::write_step(const StepUpload &upload, const Layout &layout) {
+    next_.assign(layout.n_bytes, 0);
     auto *const token = reinterpret_cast<kernels::Token *>(next_.data());
-    for (std::size_t i = 0; i < n_tokens; ++i) token[i] = {upload.tokens[i].span, 0, upload.tokens[i].pos};
+    for (int i = 0; i < layout.n_tokens; ++i) token[i] = {upload.tokens[i].span, 0, upload.tokens[i].pos};
     // Angles are dear on the host, and the same for all layers of a step.
-    const bool same_tokens = n_tokens_before == n_tokens_ && uploaded_.size() >= angles_at_ + angle_bytes &&
-                             std::memcmp(uploaded_.data(), next_.data(), angles_at_) == 0;
+    const bool same_tokens = layout_.n_tokens == layout.n_tokens && uploaded_.size() >= layout.spans_at &&
+                             std::memcmp(uploaded_.data(), next_.data(), layout.angles_at) == 0;
     if (same_tokens)
-        std::memcpy(next_.data() + angles_at_, uploaded_.data() + angles_at_, angle_bytes);
+        std::memcpy(next_.data() + layout.angles_at, uploaded_.data() + layout.angles_at,
+                    layout.spans_at - layout.angles_at);
     else
-        write_angles(upload, reinterpret_cast<float *>(next_.data() + angles_at_));
-    auto *rows = reinterpret_cast<kernels::SpanRows *>(next_.data() + spans_at_);
-    for (int i = 0; i < upload.n_layers; ++i)
-        for (int s = 0; s < n_spans_; ++s, ++rows) {
-            const SpanView &view = upload.views[i * n_spans_ + s];
-            *rows = {view.first_token,
-                     view.n_tokens,
-                     view.start_pos,
-                     view.window.device_pages,
-                     view.compressed.device_pages,
-                     view.index_keys.device_pages,
-                     view.group_state};
-        }
-
-    const bool moved = n_bytes > step_.n_bytes();
-    if (moved) {
-        uploaded_.clear();
-        step_.ensure(memory_, n_bytes + n_bytes / 2);
+        write_angles(upload, layout, reinterpret_cast<float *>(next_.data() + layout.angles_at));
+    auto *rows = reinterpret_cast<kernels::SpanRows *>(next_.data() + layout.spans_at);
+    for (int i = 0; i < upload.n_layers * layout.n_spans; ++i) {
+        const SpanView &view = upload.views[i];
+        rows[i] = {view.first_token,
+                   view.n_tokens,
+                   view.start_pos,
+                   view.window.device_pages,
+                   view.compressed.device_pages,
+                   view.index_keys.device_pages,
+                   view.group_state};
     }
-    // Only what changed.
-    std::size_t begin = 0, end = n_bytes;
-    if (uploaded_.size() >= n_bytes) {
-        begin = static_cast<std::size_t>(std::mismatch(next_.begin(), next_.end(), uploaded_.begin()).first -
-                                         next_.begin());
-        while (end > begin && next_[end - 1] == uploaded_[end - 1]) --end;
-    }
-    if (begin < end) send(begin, end);
-    if (uploaded_.size() < n_bytes) uploaded_.resize(n_bytes);
-    std::memcpy(uploaded_.data(), next_.data(), n_bytes);
 }
 
-void CudaStages::send(std::size_t begin, std::size_t end) {
+CudaStages::Staging &CudaStages::free_staging(std::size_t n_bytes) {
     Staging &staging = stagings_[next_staging_++ % kStagings];
     if (!staging.event) check_device(device_, device_.create_event(&staging.event), "creating an event");
     if (staging.in_flight) {
         check_device(device_, device_.synchronize_event(staging.event), "waiting for an upload");
         staging.in_flight = false;
     }
-    const std::size_t n_bytes = end - begin;
     if (staging.n_bytes < n_bytes) {
         void *pinned = nullptr;
         check_device(device_, device_.allocate_pinned(&pinned, 2 * n_bytes), "allocating pinned memory");
@@ -264,11 +249,38 @@ void CudaStages::send(std::size_t begin, std::size_t end) {
         staging.pinned = pinned;
         staging.n_bytes = 2 * n_bytes;
     }
-    std::memcpy(staging.pinned, next_.data() + begin, n_bytes);
-    check_device(device_, device_.upload(stream_, step_.as<unsigned char>() + begin, staging.pinned, n_bytes),
+    return staging;
+}
+
+void CudaStages::upload_step(const StepUpload &upload) {
+    // Memory first: until all of it is there, the step that was uploaded before stays in use.
+    Layout layout = layout_of(upload);
+    write_step(upload, layout);
+    const std::size_t n_bytes = layout.n_bytes;
+    uploaded_.reserve(n_bytes);
+    Block grown;
+    if (n_bytes > step_.n_bytes()) grown = Block(memory_, n_bytes + n_bytes / 2);
+    std::size_t begin = 0, end = n_bytes; // of what changed
+    if (grown.n_bytes() == 0 && uploaded_.size() >= n_bytes) {
+        begin = static_cast<std::size_t>(std::mismatch(next_.begin(), next_.end(), uploaded_.begin()).first -
+                                         next_.begin());
+        while (end > begin && next_[end - 1] == uploaded_[end - 1]) --end;
+    }
+    Staging *const staging = begin < end ? &free_staging(end - begin) : nullptr;
+
+    layout_ = std::move(layout);
+    if (grown.n_bytes() > 0) {
+        step_ = std::move(grown);
+        uploaded_.clear();
+    }
+    if (uploaded_.size() < n_bytes) uploaded_.resize(n_bytes);
+    if (!staging) return;
+    std::memcpy(uploaded_.data() + begin, next_.data() + begin, end - begin);
+    std::memcpy(staging->pinned, next_.data() + begin, end - begin);
+    check_device(device_, device_.upload(stream_, step_.as<unsigned char>() + begin, staging->pinned, end - begin),
                  "uploading a step");
-    check_device(device_, device_.record_event(staging.event, stream_), "recording an event");
-    staging.in_flight = true;
+    check_device(device_, device_.record_event(staging->event, stream_), "recording an event");
+    staging->in_flight = true;
 }
 
 std::unique_ptr<Stages> create_cuda_stages(const StageOptions &options) {

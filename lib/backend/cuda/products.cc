@@ -84,7 +84,7 @@ void CudaStages::linear_products(int first, int n, const Product *list, std::siz
         s.output = product.output;
         s.scale = product.scale;
         s.head_dim = product.head_dim;
-        s.n_pairs = n_pairs_;
+        s.n_pairs = layout_.n_pairs;
         s.angles = product.angles ? product.angles + first * angle_count() : nullptr;
         s.quantise = w.quantise_activations;
         const std::int64_t width = w.cols * product.n_slices;
@@ -132,7 +132,7 @@ void CudaStages::gemm_product(int n, const Product &product) {
 }
 
 void CudaStages::rotate_heads(int n, const Product &product) {
-    if (n_pairs_ == 0) return;
+    if (layout_.n_pairs == 0) return;
     kernels::RowsParams p{};
     kernels::RowJob &job = p.jobs[0];
     auto *const heads = static_cast<Bf16 *>(product.out);
@@ -142,13 +142,13 @@ void CudaStages::rotate_heads(int n, const Product &product) {
     job.width = product.head_dim;
     job.rows_per_token = static_cast<std::int32_t>(product.weights->rows / product.head_dim);
     job.angles = product.angles;
-    job.n_pairs = n_pairs_;
+    job.n_pairs = layout_.n_pairs;
     p.n_jobs = 1;
     p.tokens = tokens();
     p.n = n;
     launch(DeviceOp::kRows, p,
            references()
-               .read(tokens(), n_tokens_)
+               .read(tokens(), layout_.n_tokens)
                .bytes(heads,
                       static_cast<std::size_t>((n - 1) * product.stride_out + product.weights->rows) * sizeof(Bf16),
                       DeviceAccess::kReadWrite)
@@ -173,7 +173,7 @@ void CudaStages::rows(const LayerView &layer, const Tile &tile, std::initializer
     p.spans = spans(layer);
     p.first = tile.first;
     p.n = tile.n;
-    more.read(tokens(), n_tokens_).read(spans(layer), n_spans_);
+    more.read(tokens(), layout_.n_tokens).read(spans(layer), layout_.n_spans);
     launch(DeviceOp::kRows, p, more);
 }
 

@@ -44,7 +44,7 @@ void CudaStages::project(const ProjectArgs &a) {
     window.norm = w.kv_norm;
     window.eps = c.norm_eps;
     window.angles = turn;
-    window.n_pairs = n_pairs_;
+    window.n_pairs = layout_.n_pairs;
     window.packing = RowPacking::kWindow; // the whole row, the rotated tail included
     window.packed = window_new;
     rows(a.layer, a.tile, {queries, window}, references().write(window_new, a.tile.n * row_bytes));
@@ -61,12 +61,12 @@ void CudaStages::commit_window(const LayerView &layer, const std::uint8_t *windo
     p.window_new = window_new;
     p.tokens = tokens();
     p.spans = spans(layer);
-    p.n_tokens = n_tokens_;
+    p.n_tokens = layout_.n_tokens;
     p.window_size = layer.config->window_size;
     p.row_bytes = static_cast<std::int32_t>(window_row_bytes(layer.config->head_dim));
     References touched = step_references(layer);
-    touched.read(window_new, std::int64_t{n_tokens_} * p.row_bytes);
-    for (int s = 0; s < n_spans_; ++s) touched.rows(layer.step.spans[s].window, DeviceAccess::kWrite);
+    touched.read(window_new, std::int64_t{layout_.n_tokens} * p.row_bytes);
+    for (int s = 0; s < layout_.n_spans; ++s) touched.rows(layer.step.spans[s].window, DeviceAccess::kWrite);
     launch(DeviceOp::kCommitWindow, p, touched);
 }
 
@@ -95,7 +95,7 @@ void CudaStages::compress(const CompressArgs &a) {
         norm.source = RowSource::kPool;
         norm.products = pooled;
         norm.rows = nullptr;
-        for (int s = 0; s < n_spans_; ++s) states.read(a.layer.step.spans[s].group_state, group_floats);
+        for (int s = 0; s < layout_.n_spans; ++s) states.read(a.layer.step.spans[s].group_state, group_floats);
     } else {
         products(n, {{&w.compressor_wkv, x, c.dim, latent, c.head_dim}});
     }
@@ -116,11 +116,11 @@ void CudaStages::compress(const CompressArgs &a) {
 
     RowJob compressed = row_job(latent, c.head_dim);
     compressed.angles = group_angles(a.layer) + a.tile.first * angle_count();
-    compressed.n_pairs = n_pairs_;
+    compressed.n_pairs = layout_.n_pairs;
     compressed.packing = RowPacking::kCompressed;
     compressed.ratio = role.ratio;
     References pages = references();
-    for (int s = 0; s < n_spans_; ++s) pages.rows(a.layer.step.spans[s].compressed, DeviceAccess::kWrite);
+    for (int s = 0; s < layout_.n_spans; ++s) pages.rows(a.layer.step.spans[s].compressed, DeviceAccess::kWrite);
     if (role.is_index_source) {
         // From the latent before its rotation.
         Bf16 *const raw = buffer<Bf16>(kKey);
@@ -129,10 +129,10 @@ void CudaStages::compress(const CompressArgs &a) {
         key.norm = w.indexer_k_norm;
         key.eps = c.norm_eps;
         key.angles = compressed.angles;
-        key.n_pairs = n_pairs_;
+        key.n_pairs = layout_.n_pairs;
         key.packing = RowPacking::kIndexKey;
         key.ratio = role.ratio;
-        for (int s = 0; s < n_spans_; ++s) pages.rows(a.layer.step.spans[s].index_keys, DeviceAccess::kWrite);
+        for (int s = 0; s < layout_.n_spans; ++s) pages.rows(a.layer.step.spans[s].index_keys, DeviceAccess::kWrite);
         rows(a.layer, a.tile, {compressed, key}, pages);
     } else {
         rows(a.layer, a.tile, {compressed}, pages);
@@ -149,7 +149,7 @@ void CudaStages::compress(const CompressArgs &a) {
     p.ratio = role.ratio;
     References touched = step_references(a.layer);
     touched.read(pooled, std::int64_t{n} * 2 * c.head_dim);
-    for (int s = 0; s < n_spans_; ++s) touched.write(a.layer.step.spans[s].group_state, group_floats);
+    for (int s = 0; s < layout_.n_spans; ++s) touched.write(a.layer.step.spans[s].group_state, group_floats);
     launch(DeviceOp::kGroupState, p, touched);
 }
 
@@ -168,7 +168,7 @@ void CudaStages::index_query(const IndexQueryArgs &a) {
     query.stride_rows = c.index_q_width();
     query.rows_per_token = c.index_n_heads;
     query.angles = angles(a.layer) + a.tile.first * angle_count();
-    query.n_pairs = n_pairs_;
+    query.n_pairs = layout_.n_pairs;
     query.packing = RowPacking::kIndexKey;
     query.packed = a.iq;
     const auto n_bytes = static_cast<std::int64_t>(index_key_row_bytes(c.index_head_dim)) * a.tile.n * c.index_n_heads;

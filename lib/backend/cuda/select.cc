@@ -30,21 +30,21 @@ void CudaStages::score(const SelectArgs &a, int first, int n, float *tap, std::i
     p.blocks = role.uses_candidates ? a.blocks : nullptr;
     p.n_block_slots = a.n_block_slots;
     p.block_size = c.candidate_block_size;
-    p.n_columns_max = score_stride_;
+    p.n_columns_max = layout_.score_stride;
     if (role.uses_candidates)
         p.n_columns_max = std::min(p.n_columns_max, std::int64_t{a.n_block_slots} * c.candidate_block_size);
     p.keys = buffer<std::uint16_t>(kScores);
-    p.stride_keys = score_stride_;
+    p.stride_keys = layout_.score_stride;
     p.tap = tap;
     p.stride_tap = stride_tap;
 
     References touched = step_references(a.layer);
     touched.read(p.iq, n * row_bytes)
         .read(p.weights, std::int64_t{n} * c.index_n_heads)
-        .write(p.keys, n * score_stride_);
-    if (p.blocks) touched.read(a.blocks, std::int64_t{n_tokens_} * a.n_block_slots);
+        .write(p.keys, n * layout_.score_stride);
+    if (p.blocks) touched.read(a.blocks, std::int64_t{layout_.n_tokens} * a.n_block_slots);
     if (tap) touched.write(tap, n * stride_tap);
-    for (int s = 0; s < n_spans_; ++s) touched.rows(a.layer.step.spans[s].index_keys, DeviceAccess::kRead);
+    for (int s = 0; s < layout_.n_spans; ++s) touched.rows(a.layer.step.spans[s].index_keys, DeviceAccess::kRead);
     launch(DeviceOp::kScore, p, touched);
 }
 
@@ -52,8 +52,8 @@ void CudaStages::select_tile(const SelectArgs &a, int first, int n) {
     const Config &c = *a.layer.config;
     const LayerRole &role = *a.layer.role;
     const auto *const keys = buffer<std::uint16_t>(kScores);
-    const std::int64_t n_blocks = std::int64_t{n_tokens_} * a.n_block_slots;
-    const std::int64_t n_groups = std::int64_t{n_tokens_} * a.n_group_slots;
+    const std::int64_t n_blocks = std::int64_t{layout_.n_tokens} * a.n_block_slots;
+    const std::int64_t n_groups = std::int64_t{layout_.n_tokens} * a.n_group_slots;
     if (role.is_candidate_source) {
         kernels::KeepBlocksParams p{};
         p.tokens = tokens();
@@ -61,13 +61,13 @@ void CudaStages::select_tile(const SelectArgs &a, int first, int n) {
         p.n = n;
         p.ratio = role.ratio;
         p.keys = keys;
-        p.stride_keys = score_stride_;
+        p.stride_keys = layout_.score_stride;
         p.candidate_topk_blocks = c.candidate_topk_blocks;
         p.candidate_block_size = c.candidate_block_size;
         p.blocks = a.blocks;
         p.n_block_slots = a.n_block_slots;
         launch(DeviceOp::kKeepBlocks, p,
-               step_references(a.layer).read(keys, n * score_stride_).write(a.blocks, n_blocks));
+               step_references(a.layer).read(keys, n * layout_.score_stride).write(a.blocks, n_blocks));
     }
     kernels::TopkParams p{};
     p.tokens = tokens();
@@ -75,7 +75,7 @@ void CudaStages::select_tile(const SelectArgs &a, int first, int n) {
     p.n = n;
     p.ratio = role.ratio;
     p.keys = keys;
-    p.stride_keys = score_stride_;
+    p.stride_keys = layout_.score_stride;
     p.blocks = role.uses_candidates ? a.blocks : nullptr;
     p.n_block_slots = a.n_block_slots;
     p.block_size = c.candidate_block_size;
@@ -83,7 +83,7 @@ void CudaStages::select_tile(const SelectArgs &a, int first, int n) {
     p.groups = a.groups;
     p.n_group_slots = a.n_group_slots;
     References touched = step_references(a.layer);
-    touched.read(keys, n * score_stride_).write(a.groups, n_groups);
+    touched.read(keys, n * layout_.score_stride).write(a.groups, n_groups);
     if (p.blocks) touched.read(a.blocks, n_blocks);
     launch(DeviceOp::kTopk, p, touched);
 }
@@ -93,20 +93,20 @@ void CudaStages::select_on_host(const SelectArgs &a, int first, int n) {
     const LayerRole &role = *a.layer.role;
     const auto blocks_at = std::int64_t{first} * a.n_block_slots, groups_at = std::int64_t{first} * a.n_group_slots;
     std::int64_t n_columns = 1;
-    for (int s = 0; s < n_spans_; ++s) {
+    for (int s = 0; s < layout_.n_spans; ++s) {
         const SpanView &span = a.layer.step.spans[s];
         n_columns = std::max({n_columns, span.n_rank_groups, groups_among(span.start_pos + span.n_tokens, role.ratio)});
     }
-    score(a, first, n, buffer<float>(kTorchScores), score_stride_);
+    score(a, first, n, buffer<float>(kTorchScores), layout_.score_stride);
     synchronize();
-    host_scores_.resize(static_cast<std::size_t>(std::max(n_columns, score_stride_)));
+    host_scores_.resize(static_cast<std::size_t>(std::max(n_columns, layout_.score_stride)));
     ranking_.resize(host_scores_.size() * sizeof(Scored));
     host_groups_.resize(static_cast<std::size_t>(a.n_group_slots));
     host_blocks_.resize(static_cast<std::size_t>(a.n_block_slots));
     auto *const ranking = reinterpret_cast<Scored *>(ranking_.data());
     for (int token = first; token < first + n; ++token) {
         const std::int64_t n_visible = groups_among(a.layer.step.tokens[token].pos + 1, role.ratio);
-        memory_.download(host_scores_.data(), buffer<float>(kTorchScores) + (token - first) * score_stride_,
+        memory_.download(host_scores_.data(), buffer<float>(kTorchScores) + (token - first) * layout_.score_stride,
                          static_cast<std::size_t>(n_visible) * sizeof(float));
         std::fill(host_scores_.begin() + n_visible, host_scores_.end(), -std::numeric_limits<float>::infinity());
         SelectArgs on_host = a;
@@ -126,17 +126,17 @@ void CudaStages::select_on_host(const SelectArgs &a, int first, int n) {
 void CudaStages::select(const SelectArgs &a) {
     const int end = a.tile.first + a.tile.n;
     if (a.tap_scores)
-        for (int s = 0; s < n_spans_; ++s) {
+        for (int s = 0; s < layout_.n_spans; ++s) {
             const SpanView &span = a.layer.step.spans[s];
             const std::int64_t n_groups = groups_among(span.start_pos + span.n_tokens, a.layer.role->ratio);
             const int last = std::min(end, span.first_token + span.n_tokens);
             for (int first = std::max(a.tile.first, span.first_token); first < last && n_groups > 0;
-                 first += score_tile_)
-                score(a, first, std::min(score_tile_, last - first),
+                 first += layout_.score_tile)
+                score(a, first, std::min(layout_.score_tile, last - first),
                       a.tap_scores[s] + (first - span.first_token) * n_groups, n_groups);
         }
-    for (int first = a.tile.first; first < end; first += score_tile_) {
-        const int n = std::min(score_tile_, end - first);
+    for (int first = a.tile.first; first < end; first += layout_.score_tile) {
+        const int n = std::min(layout_.score_tile, end - first);
         if (a.rule == DS41_TOPK_TORCH_CPU) {
             select_on_host(a, first, n);
         } else {
@@ -157,7 +157,7 @@ void CudaStages::attend(const AttendArgs &a) {
     p.window_size = c.window_size;
     p.n_heads = c.n_heads;
     p.head_dim = c.head_dim;
-    p.rope_dim = 2 * n_pairs_;
+    p.rope_dim = 2 * layout_.n_pairs;
     p.q = a.q;
     p.window_new = a.window_new;
     p.groups = a.groups;
@@ -172,14 +172,14 @@ void CudaStages::attend(const AttendArgs &a) {
     const auto row_bytes = static_cast<std::int64_t>(window_row_bytes(c.head_dim));
     References touched = step_references(a.layer);
     touched.read(a.q, n_values)
-        .read(a.window_new, n_tokens_ * row_bytes)
+        .read(a.window_new, layout_.n_tokens * row_bytes)
         .read(p.sink, c.n_heads)
-        .read(p.rope, n_tokens_ * angle_count())
+        .read(p.rope, layout_.n_tokens * angle_count())
         .write(p.o, n_values)
         .bytes(p.workspace, attend_workspace_bytes(p), DeviceAccess::kReadWrite);
-    if (a.groups) touched.read(a.groups, std::int64_t{n_tokens_} * a.n_group_slots);
+    if (a.groups) touched.read(a.groups, std::int64_t{layout_.n_tokens} * a.n_group_slots);
     if (p.o_before) touched.write(p.o_before, n_values);
-    for (int s = 0; s < n_spans_; ++s) {
+    for (int s = 0; s < layout_.n_spans; ++s) {
         touched.rows(a.layer.step.spans[s].window, DeviceAccess::kRead);
         if (a.groups) touched.rows(a.layer.step.spans[s].compressed, DeviceAccess::kRead);
     }

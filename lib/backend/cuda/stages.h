@@ -103,7 +103,7 @@ private:
     void products(int n, std::initializer_list<Product> list);
     // Whether tensor cores and cuBLAS serve the step: prefills that the other kernels would make wait. Never a decode
     // step: a token's bits must not depend on the batch that it rides in.
-    bool has_many_rows() const { return is_prefill_ && n_tokens_ > kernels::kMaxLinearRows; }
+    bool has_many_rows() const { return layout_.is_prefill && layout_.n_tokens > kernels::kMaxLinearRows; }
     void linear_products(int first, int n, const Product *list, std::size_t n_list);
     // x of a Q2_K product into kQ8Codes and kQ8Scales.
     void quantise_q8(int n, const Product &product);
@@ -123,7 +123,7 @@ private:
     const float *angles(const LayerView &layer) const;
     const float *group_angles(const LayerView &layer) const;
     const float *angle_table(int table) const;
-    std::int64_t angle_count() const { return std::int64_t{2} * n_pairs_; } // of a token
+    std::int64_t angle_count() const { return std::int64_t{2} * layout_.n_pairs; } // of a token
 
     const DeviceFunctions &device_;
     const Memory &memory_;
@@ -132,10 +132,16 @@ private:
     bool check_stages_ = false;
 
     std::array<Block, kBufferCount> buffers_;
-    std::int64_t score_stride_ = 0;
-    int score_tile_ = 0;
 
-    // The step as it was uploaded, and where its parts stand in it.
+    // Where the parts of an uploaded step stand: tokens, tables of angles, then spans by layer.
+    struct Layout {
+        int n_tokens = 0, n_spans = 0, n_pairs = 0;
+        bool is_prefill = false;
+        std::int64_t score_stride = 0;                        // of a token's sort keys
+        int score_tile = 0;                                   // tokens that are scored at once
+        std::size_t angles_at = 0, spans_at = 0, n_bytes = 0; // in bytes
+        std::vector<int> slot_of_layer;                       // in the order of the uploaded layers
+    };
     struct Staging {
         void *pinned = nullptr;
         std::size_t n_bytes = 0;
@@ -143,19 +149,20 @@ private:
         bool in_flight = false;
     };
     static constexpr std::size_t kStagings = 4; // uploads that may be under way before one is waited for
-    void send(std::size_t begin, std::size_t end);
-    void write_angles(const StepUpload &upload, float *out) const;
+    Layout layout_of(const StepUpload &upload) const;
+    // The step's bytes into next_.
+    void write_step(const StepUpload &upload, const Layout &layout);
+    void write_angles(const StepUpload &upload, const Layout &layout, float *out) const;
+    // Pinned memory for so many bytes that no upload under way reads.
+    Staging &free_staging(std::size_t n_bytes);
 
     std::vector<unsigned char> uploaded_; // what stands on the device
     std::vector<unsigned char> next_;
+    Layout layout_;
     Block step_;
     std::array<Staging, kStagings> stagings_;
     std::size_t next_staging_ = 0;
-    std::size_t angles_at_ = 0, spans_at_ = 0;
-    int n_tokens_ = 0, n_spans_ = 0, n_pairs_ = 0;
-    bool is_prefill_ = false;
-    std::vector<int> slot_of_layer_;
-    std::vector<int> group_ratios_; // ratios above 1, ascending
+    std::vector<int> group_ratios_; // of the configuration: ratios above 1, ascending
 
     // Torch rule.
     std::vector<float> host_scores_;
