@@ -317,6 +317,7 @@ const Case kCases[] = {
       {90, 1},
       {91, 1},
       {500, 1}}},
+    {"several pieces, more than one chunk", 3, 544, 64, 70, 1, 40, {{100, 2}}},
 };
 
 } // namespace
@@ -459,6 +460,16 @@ TEST_CASE("attend: scores far apart, and those that overflow") {
         if (i / 64 != 4) REQUIRE(odd.before[i].bits == usual.before[i].bits);
     CHECK(std::any_of(odd.before.begin() + 4 * 64, odd.before.begin() + 5 * 64,
                       [](Bf16 v) { return is_nan(to_f32(v)); }));
+
+    // On tensor cores, over several tiles whose maxima lie far apart. Scores of some hundreds, whose f32 sums come in
+    // another order, move weights by 2^-14 or so of themselves: far less than a wrong maximum does.
+    Scene tensor = make_scene(random, {"", 4, 128, 8, 40, 1, 60, {{100, 3}}});
+    for (std::size_t i = 0; i < tensor.q.size(); ++i) tensor.q[i] = to_bf16(to_f32(tensor.q[i]) * 40.0f);
+    const Result portable = run(tensor, {3}, 1), on_tensor_cores = run(tensor, {3}, 1, Kernel::kTensor);
+    for (std::size_t i = 0; i < portable.before.size(); ++i) {
+        const float wanted = to_f32(portable.before[i]);
+        REQUIRE(std::fabs(to_f32(on_tensor_cores.before[i]) - wanted) <= 0x1p-4f + 0x1p-6f * std::fabs(wanted));
+    }
 }
 
 TEST_CASE("attend: scores far below zero, and of -inf") {

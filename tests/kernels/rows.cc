@@ -195,7 +195,7 @@ void check_jobs(Random &random, const std::vector<JobCase> &cases, const Spans &
         r.stride_rows = r.stride_out = job.stride();
         r.rows_per_token = job.c.rows_per_token;
         r.width = job.c.width;
-        r.n_pairs = std::max(job.c.n_pairs, 0);
+        r.n_pairs = job.c.n_pairs >= 0 ? job.c.n_pairs : job.c.width / 2; // without angles nothing turns
         r.ratio = job.c.ratio;
         r.eps = kEps;
     }

@@ -173,7 +173,7 @@ Scores run(const Scene &scene, const std::vector<int> &tiles, std::int64_t n_col
         p.iq = iq.data();
         p.weights = weights.data();
         p.blocks = shape.block_size ? scene.blocks.data() : nullptr;
-        p.n_block_slots = shape.n_block_slots;
+        p.n_block_slots = shape.block_size ? shape.n_block_slots : 5; // of no array: nobody looks
         p.block_size = shape.block_size;
         p.n_columns_max = n_columns_max;
         p.keys = keys.data();

@@ -48,7 +48,8 @@ CCACHE = [shutil.which("ccache")] if shutil.which("ccache") else []
 
 def run_time_code(text):
     """The same text, as long, with spaces for comments and for what is no kernel's code at run time."""
-    nothing = r"//[^\n]*|^#[^\n]*|\bstatic_assert\([^;]*;|\bconstexpr [\w ]+\([^()]*\) {[^}]*}|\b__launch_bounds__\([^)]*\)"
+    nothing = (r"//[^\n]*|^#[^\n]*|\bstatic_assert\([^;]*;|\b__launch_bounds__\([^)]*\)"
+               r"|\bconstexpr [\w ]+\([^()]*\) {[^}]*}")
     return re.sub(nothing, lambda match: re.sub(r"[^\n]", " ", match[0]), text, flags=re.M)
 
 
