@@ -42,7 +42,7 @@ constexpr Backend kBackends[] = {
 };
 // The cuda backend on the simulated device, for tests: taken by name where its library is found, and listed nowhere.
 constexpr Backend kSim = {"sim", why_not_sim, sim_memory, create_sim_stages, reference::has_torch_cpu_ranking,
-                          false, false,       kDeviceTile};
+                          true,  false,       kDeviceTile};
 
 } // namespace
 
