@@ -39,7 +39,6 @@ template <bool kWide> __device__ __forceinline__ std::uint32_t load_word(const s
 template <LinearFormat> struct LinearWeights;
 
 template <> struct LinearWeights<LinearFormat::kBf16> {
-    static constexpr int kAlign = 8; // values
     uint4 bits;
 
     template <bool kWide> __device__ __forceinline__ void load(const LinearSegment &s, std::int64_t row, int col) {
@@ -69,7 +68,6 @@ template <> struct LinearWeights<LinearFormat::kBf16> {
 };
 
 template <> struct LinearWeights<LinearFormat::kF32> {
-    static constexpr int kAlign = 4;
     float4 low, high;
 
     template <bool kWide> __device__ __forceinline__ void load(const LinearSegment &s, std::int64_t row, int col) {
@@ -101,7 +99,6 @@ template <> struct LinearWeights<LinearFormat::kF32> {
 
 // k is a multiple of 32: eight codes always lie in one block.
 template <> struct LinearWeights<LinearFormat::kFp8> {
-    static constexpr int kAlign = 8;
     uint2 codes;
     std::uint8_t scale;
 
@@ -124,7 +121,6 @@ template <> struct LinearWeights<LinearFormat::kFp8> {
 
 // k is a multiple of 256: eight codes lie in one plane of one half of a block, and share a scale.
 template <> struct LinearWeights<LinearFormat::kQ2KPlain> {
-    static constexpr int kAlign = 8;
     std::uint32_t words[2]; // bytes, of which this plane has two bits
     std::uint32_t both;     // d and dmin, fp16
     std::uint8_t scale;
