@@ -34,17 +34,17 @@ extern "C" {
 #endif
 
 #if defined(_WIN32)
-#  if defined(DS41_BUILDING)
-#    define DS41_API __declspec(dllexport)
-#  elif defined(DS41_STATIC)
-#    define DS41_API
-#  else
-#    define DS41_API __declspec(dllimport)
-#  endif
-#elif defined(__GNUC__)
-#  define DS41_API __attribute__((visibility("default")))
+#if defined(DS41_BUILDING)
+#define DS41_API __declspec(dllexport)
+#elif defined(DS41_STATIC)
+#define DS41_API
 #else
-#  define DS41_API
+#define DS41_API __declspec(dllimport)
+#endif
+#elif defined(__GNUC__)
+#define DS41_API __attribute__((visibility("default")))
+#else
+#define DS41_API
 #endif
 
 /* ---- Version --------------------------------------------------------------------------------------------------- */
@@ -219,33 +219,33 @@ DS41_API const char *ds41_dtype_name(int32_t dtype);
  */
 typedef struct ds41_config {
     uint32_t struct_size;
-    int32_t n_layers;                /**< Layers of the backbone. */
-    int32_t n_compress_ratios;       /**< Layers in all, n_layers or more: the rest are draft layers. */
-    int32_t n_kv_source_layers;      /**< Entries used of kv_source_layers. */
-    int32_t n_index_source_layers;   /**< Entries used of index_source_layers. */
-    int32_t candidate_source_layer;  /**< An index source, or -1: no candidate blocks. */
-    int32_t dim;                     /**< Width of x and out. */
-    int32_t n_heads;                 /**< A multiple of o_groups. */
-    int32_t head_dim;                /**< A multiple of 32. */
-    int32_t rope_head_dim;           /**< Rotated values at the end of each head; even, at most head_dim. */
+    int32_t n_layers;               /**< Layers of the backbone. */
+    int32_t n_compress_ratios;      /**< Layers in all, n_layers or more: the rest are draft layers. */
+    int32_t n_kv_source_layers;     /**< Entries used of kv_source_layers. */
+    int32_t n_index_source_layers;  /**< Entries used of index_source_layers. */
+    int32_t candidate_source_layer; /**< An index source, or -1: no candidate blocks. */
+    int32_t dim;                    /**< Width of x and out. */
+    int32_t n_heads;                /**< A multiple of o_groups. */
+    int32_t head_dim;               /**< A multiple of 32. */
+    int32_t rope_head_dim;          /**< Rotated values at the end of each head; even, at most head_dim. */
     int32_t q_lora_rank;
     int32_t o_groups;
-    int32_t o_lora_rank;             /**< Per group. */
-    int32_t window_size;             /**< Positions p - window_size + 1 .. p are attended to uncompressed. */
+    int32_t o_lora_rank; /**< Per group. */
+    int32_t window_size; /**< Positions p - window_size + 1 .. p are attended to uncompressed. */
     int32_t index_n_heads;
-    int32_t index_head_dim;          /**< A multiple of 32, at least rope_head_dim. */
-    int32_t index_topk;              /**< Compressed rows selected per token. */
-    int32_t candidate_topk_blocks;   /**< Blocks of groups that the candidate source keeps per token. */
-    int32_t candidate_block_size;    /**< Groups per block. */
-    float norm_eps;                  /**< Inside the root of every norm; 1e-20 in V4.1. More than 0. */
-    float rope_theta;                /**< Layers of ratio 0; never with YaRN. */
-    float compress_rope_theta;       /**< Layers of ratio > 0. */
-    float rope_factor;               /**< YaRN, layers of ratio > 0. */
-    float beta_fast;                 /**< YaRN. */
-    float beta_slow;                 /**< YaRN. */
-    int32_t reserved;                /**< 0. */
-    int64_t original_seq_len;        /**< YaRN: positions of the original training; 0 switches YaRN off. */
-    int64_t max_seq_len;             /**< Positions a sequence may reach. Costs nothing until they are used. */
+    int32_t index_head_dim;        /**< A multiple of 32, at least rope_head_dim. */
+    int32_t index_topk;            /**< Compressed rows selected per token. */
+    int32_t candidate_topk_blocks; /**< Blocks of groups that the candidate source keeps per token. */
+    int32_t candidate_block_size;  /**< Groups per block. */
+    float norm_eps;                /**< Inside the root of every norm; 1e-20 in V4.1. More than 0. */
+    float rope_theta;              /**< Layers of ratio 0; never with YaRN. */
+    float compress_rope_theta;     /**< Layers of ratio > 0. */
+    float rope_factor;             /**< YaRN, layers of ratio > 0. */
+    float beta_fast;               /**< YaRN. */
+    float beta_slow;               /**< YaRN. */
+    int32_t reserved;              /**< 0. */
+    int64_t original_seq_len;      /**< YaRN: positions of the original training; 0 switches YaRN off. */
+    int64_t max_seq_len;           /**< Positions a sequence may reach. Costs nothing until they are used. */
     int32_t compress_ratios[DS41_MAX_LAYERS];
     int32_t kv_source_layers[DS41_MAX_LAYERS];    /**< Ascending. */
     int32_t index_source_layers[DS41_MAX_LAYERS]; /**< Ascending. */
@@ -539,14 +539,14 @@ typedef struct ds41_checkpoint ds41_checkpoint;
 /** One tensor of these layers in a checkpoint. */
 typedef struct ds41_checkpoint_tensor {
     uint32_t struct_size;
-    int32_t layer;          /**< 0 to n_compress_ratios - 1. */
-    const char *member;     /**< Its member of ds41_layer_weights, such as "wq_a". Static. */
-    const char *name;       /**< As in the file. Lent until destroy. */
-    const char *type;       /**< As the file calls it, such as "F8_E4M3" or "Q8_0". Static. */
-    int64_t shape[2];       /**< Outermost first; [n, 0] for vectors. */
-    int32_t n_dims;         /**< 1 or 2. */
-    int32_t file;           /**< Index for ds41_checkpoint_get_file(). */
-    int32_t dtype;          /**< The ds41_dtype that it has in a model loaded with the default options. */
+    int32_t layer;      /**< 0 to n_compress_ratios - 1. */
+    const char *member; /**< Its member of ds41_layer_weights, such as "wq_a". Static. */
+    const char *name;   /**< As in the file. Lent until destroy. */
+    const char *type;   /**< As the file calls it, such as "F8_E4M3" or "Q8_0". Static. */
+    int64_t shape[2];   /**< Outermost first; [n, 0] for vectors. */
+    int32_t n_dims;     /**< 1 or 2. */
+    int32_t file;       /**< Index for ds41_checkpoint_get_file(). */
+    int32_t dtype;      /**< The ds41_dtype that it has in a model loaded with the default options. */
     int32_t reserved;
     uint64_t n_bytes;       /**< In the file, scales included. */
     uint64_t n_model_bytes; /**< In that model, scales included. */
@@ -713,7 +713,8 @@ typedef struct ds41_buffer ds41_buffer;
  *
  * @param n_bytes  1 or more.
  * @retval DS41_STATUS_OUT_OF_MEMORY
- * Any thread. Not legal during capture. Since 0.1.
+ * @retval DS41_STATUS_WRONG_ORDER  This thread captures a graph; so say ds41_buffer_upload() and _download() as well.
+ * Any thread. Since 0.1.
  */
 DS41_API ds41_status ds41_buffer_create(ds41_buffer **buffer, ds41_model *model, uint64_t n_bytes);
 
@@ -772,8 +773,9 @@ typedef void (*ds41_parallel_fn)(int32_t n, ds41_task_fn task, void *task_arg, v
  */
 typedef struct ds41_ctx_options {
     uint32_t struct_size;
-    uint32_t reserved;    /**< 0. */
-    void *stream;         /**< A CUDA stream on a CUDA backend; NULL elsewhere. Borrowed until destroy. */
+    int32_t attention_split; /**< cuda: thread blocks that share the attention of a token's heads, 1 to 8; 0, the
+                                  default: as many as fill a GPU. The same bits for any. Ignored elsewhere. */
+    void *stream;            /**< A CUDA stream on a CUDA backend; NULL elsewhere. Borrowed until destroy. */
     int64_t topk_end_pos; /**< DS41_TOPK_TORCH_CPU only: rank as if each prefill ended at this position (the end of the
                                whole prompt) when its chunk ends before it. 0: at the end of the chunk. */
     int32_t n_threads;    /**< Threads that a step may use, the caller's among them: 1 for none but it, at most
@@ -805,9 +807,9 @@ DS41_API void ds41_ctx_destroy(ds41_ctx *ctx);
 /**
  * Wait until everything that was enqueued has finished.
  *
- * @retval DS41_STATUS_DEVICE_ERROR  A fault of that work. With DS41_CHECK_STAGES set in the environment when the context
- *                                   is created, every stage is waited for, and the call that enqueued it reports it.
- * Since 0.1.
+ * @retval DS41_STATUS_WRONG_ORDER   A graph is being captured.
+ * @retval DS41_STATUS_DEVICE_ERROR  A fault of that work. With DS41_CHECK_STAGES set in the environment when the
+ * context is created, every stage is waited for, and the call that enqueued it reports it. Since 0.1.
  */
 DS41_API ds41_status ds41_ctx_synchronize(ds41_ctx *ctx);
 
@@ -853,7 +855,8 @@ DS41_API ds41_status ds41_seq_get_position(const ds41_seq *seq, int32_t layer, i
  *
  * @param n_positions  0 to max_seq_len.
  * @retval DS41_STATUS_OUT_OF_MEMORY  Pages that were allocated before the failure are kept; tokens are untouched.
- * Not legal during capture. Since 0.1.
+ * @retval DS41_STATUS_WRONG_ORDER    This thread captures a graph.
+ * Since 0.1.
  */
 DS41_API ds41_status ds41_seq_reserve(ds41_seq *seq, int64_t n_positions);
 
@@ -892,7 +895,7 @@ DS41_API uint64_t ds41_seq_get_bytes(const ds41_seq *seq);
  * @retval DS41_STATUS_OUT_OF_MEMORY     Pages that were allocated are kept; tokens are untouched.
  * @retval DS41_STATUS_DEVICE_ERROR      What the GPU reported, possibly of work that was enqueued earlier.
  *
- * Enqueues; may allocate. Not legal during capture. Since 0.1.
+ * Enqueues; may allocate. Refused during a capture with DS41_STATUS_WRONG_ORDER. Since 0.1.
  */
 DS41_API ds41_status ds41_layer_prefill(ds41_ctx *ctx, int32_t layer, ds41_seq *seq, const ds41_tensor *x,
                                         int32_t n_tokens, int64_t start_pos, const ds41_tensor *out);
@@ -915,9 +918,11 @@ typedef struct ds41_span {
  * @retval DS41_STATUS_INVALID_POSITION  No layer of the sequence stands at start_pos, or the end is beyond max_seq_len.
  * @retval DS41_STATUS_MISSING_WEIGHTS   No layer of the model has weights.
  * @retval DS41_STATUS_OUT_OF_MEMORY     Pages that were allocated are kept. The previous step stays in flight.
+ * @retval DS41_STATUS_WRONG_ORDER       A graph is being captured on ctx, or its stream is; nothing is touched.
  * @retval DS41_STATUS_DEVICE_ERROR      What the GPU reported, possibly of work that was enqueued earlier.
  *
- * Allocates pages and workspaces for every layer that stands at start_pos. Not legal during capture. Since 0.1.
+ * Allocates pages and workspaces for every layer that stands at start_pos. On cuda, what layers need of the step goes
+ * to the device in one asynchronous copy of what changed, which takes no longer for longer sequences. Since 0.1.
  */
 DS41_API ds41_status ds41_decode_prep(ds41_ctx *ctx, const ds41_span *spans, int32_t n_spans);
 
@@ -936,12 +941,14 @@ DS41_API ds41_status ds41_decode_prep(ds41_ctx *ctx, const ds41_span *spans, int
  * @retval DS41_STATUS_INVALID_ARGUMENT, DS41_STATUS_INVALID_LAYER, DS41_STATUS_MISSING_WEIGHTS,
  *         DS41_STATUS_INVALID_DTYPE, DS41_STATUS_INVALID_SHAPE, DS41_STATUS_DEVICE_ERROR  As ds41_layer_prefill().
  *
- * Allocates nothing, unless a tap is set (then DS41_STATUS_OUT_OF_MEMORY may come, with nothing changed). Since 0.1.
+ * Allocates nothing, unless a tap is set (then DS41_STATUS_OUT_OF_MEMORY may come, with nothing changed). Between
+ * ds41_graph_begin() and ds41_graph_end() it records instead, and refuses what cannot be captured with
+ * DS41_STATUS_UNSUPPORTED. Since 0.1.
  */
 DS41_API ds41_status ds41_decode_body(ds41_ctx *ctx, int32_t layer, const ds41_tensor *x, const ds41_tensor *out);
 
 /**
- * Whether ds41_decode_body() of a layer may be captured into a graph as the context stands.
+ * Whether ds41_decode_body() of a layer may be captured into a graph (ds41_graph_begin) as the context stands.
  *
  * @param capturable  1 or 0. 0 on backends without graphs (cpu, reference), with DS41_TOPK_TORCH_CPU on index sources,
  *                    and while a tap is set.
@@ -949,6 +956,87 @@ DS41_API ds41_status ds41_decode_body(ds41_ctx *ctx, int32_t layer, const ds41_t
  * Host only. Since 0.1.
  */
 DS41_API ds41_status ds41_decode_capturable(const ds41_ctx *ctx, int32_t layer, int32_t *capturable);
+
+/* ---- Graphs ---------------------------------------------------------------------------------------------------- */
+/*
+ * The device half of a decode step as one launch: a CUDA graph of one layer, several, or all.
+ *
+ *   ds41_decode_prep(ctx, spans, n);            any step of as many rows as the graph shall have
+ *   ds41_graph_begin(ctx, 0);
+ *   ds41_decode_body(ctx, layer, x, out);       for each layer: recorded, not run
+ *   ds41_graph_end(ctx, &graph);
+ *
+ *   ds41_decode_prep(ctx, spans, n);            any sequences at any positions
+ *   ds41_graph_launch(graph);                   the same bits as the layers one by one
+ *
+ * The capture changes no state: the step that it was made with has not run, and may be the first that is launched.
+ * Positions, lengths and where the sequences' rows lie are read from device memory; what a graph keeps are the
+ * addresses of its x and out, which must stay valid, and workspaces of its own that have room for max_seq_len. A
+ * context may have graphs of several row counts and of several ranges of layers; in one step, graphs and layers that
+ * run without one take turns, in ascending order of layers.
+ */
+
+/** A captured decode step, or some layers of one. For its context's thread. */
+typedef struct ds41_graph ds41_graph;
+
+/**
+ * ds41_graph_begin() flags: the owner of the context's stream captures it, after ds41_graph_begin() and before
+ * ds41_graph_end(), into a graph of its own together with what else it enqueues. It launches that graph itself, right
+ * after ds41_graph_launch(), which then only checks and advances the sequences.
+ */
+#define DS41_GRAPH_EXTERNAL 1u
+
+/**
+ * Begin a capture: until ds41_graph_end(), ds41_decode_body() records. The step in flight gives the number of rows.
+ *
+ * @param flags  0 or DS41_GRAPH_EXTERNAL.
+ * @retval DS41_STATUS_UNSUPPORTED       The backend has no graphs.
+ * @retval DS41_STATUS_WRONG_ORDER       No decode step in flight, the step is over or a layer of it has run, a tap is
+ *                                       set, a capture is going on already.
+ * @retval DS41_STATUS_INVALID_ARGUMENT  Unknown flags.
+ * @retval DS41_STATUS_OUT_OF_MEMORY     For selections and scores up to max_seq_len; nothing has changed.
+ * @retval DS41_STATUS_DEVICE_ERROR
+ *
+ * Until the end, on the same thread: ds41_decode_prep(), ds41_layer_prefill(), ds41_ctx_synchronize(), a tap, and
+ * whatever allocates or copies device memory are refused with DS41_STATUS_WRONG_ORDER. While recording,
+ * ds41_decode_body() leaves it to launches to check that what a layer reads has been published. Since 0.1.
+ */
+DS41_API ds41_status ds41_graph_begin(ds41_ctx *ctx, uint32_t flags);
+
+/**
+ * End the capture that was begun on `ctx`, on the thread that began it.
+ *
+ * @param graph  Receives the handle; destroy it with ds41_graph_destroy(). Untouched when an error is returned.
+ * @retval DS41_STATUS_WRONG_ORDER    No capture, or one without a layer; with DS41_GRAPH_EXTERNAL, the stream is still
+ *                                    being captured, and the capture goes on.
+ * @retval DS41_STATUS_DEVICE_ERROR, DS41_STATUS_OUT_OF_MEMORY  The capture is given up, as with the one that has no
+ *                                    layer.
+ * Since 0.1.
+ */
+DS41_API ds41_status ds41_graph_end(ds41_ctx *ctx, ds41_graph **graph);
+
+/**
+ * Run the graph's layers on the step last prepared on its context, which may have fewer rows than the graph: the rows
+ * of `out` behind them become zeros, and nothing else is written for them.
+ *
+ * @retval DS41_STATUS_INVALID_SHAPE     The step has more rows than the graph.
+ * @retval DS41_STATUS_INVALID_ARGUMENT  The graph is stale: x or out of a layer is no device memory any more. Capture
+ *                                       it again.
+ * @retval DS41_STATUS_WRONG_ORDER       As ds41_decode_body() for any of its layers; a tap is set; a capture is going
+ *                                       on; the context was destroyed; the graph is stale: a selection that it takes
+ *                                       from a layer outside of it lies elsewhere since a larger step ran.
+ * @retval DS41_STATUS_INVALID_POSITION  A layer does not stand at the start of a span.
+ * @retval DS41_STATUS_DEVICE_ERROR
+ *
+ * On failure no sequence advances. Enqueues one launch; allocates nothing. Since 0.1.
+ */
+DS41_API ds41_status ds41_graph_launch(ds41_graph *graph);
+
+/**
+ * Wait for the context's work, then free. May come after the context's own end, but not beside a call of a context that
+ * lives. NULL is ignored. Since 0.1.
+ */
+DS41_API void ds41_graph_destroy(ds41_graph *graph);
 
 /* ---- Taps ------------------------------------------------------------------------------------------------------ */
 /*

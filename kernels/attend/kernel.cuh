@@ -11,7 +11,9 @@
 #include "attend/params.h"
 #include "attend/rows.cuh"
 #include "common/exp.cuh"
+#include "common/quantised.cuh"
 #include "common/rows.cuh"
+#include "rows/commit.cuh"
 
 #include <cmath>
 
@@ -66,10 +68,14 @@ __device__ __forceinline__ Division divide_by(const Softmax &total, float sink) 
     return {factor, fmaf(total.sum, factor, exp_f32(sink - max))};
 }
 
-// Four columns of o of one head from its weighted sums: rounded, rotated back, rounded again.
-__device__ __forceinline__ void write_o(const AttendParams &p, int i, int head, int column, const float (&sums)[4],
-                                        const Division &division) {
-    const std::int64_t at = (std::int64_t{i} * p.n_heads + head) * p.head_dim + column;
+// Four columns of o of one head, before and after the rotation back, two to a word.
+struct Finished {
+    uint2 before, rotated;
+};
+
+// From weighted sums: rounded, rotated back, rounded again.
+__device__ __forceinline__ Finished finish(const AttendParams &p, int i, int column, const float (&sums)[4],
+                                           const Division &division) {
     std::uint32_t words[2];
     SIMT_UNROLL
     for (int pair = 0; pair < 2; ++pair) {
@@ -80,7 +86,8 @@ __device__ __forceinline__ void write_o(const AttendParams &p, int i, int head, 
                 division.denominator != 0.0f ? sums[2 * pair + c] * division.factor / division.denominator : 0.0f;
         words[pair] = pack_bf16(values[0], values[1]);
     }
-    if (p.o_before) simt::store(reinterpret_cast<uint2 *>(p.o_before + at), uint2{words[0], words[1]});
+    Finished o;
+    o.before = {words[0], words[1]};
     SIMT_UNROLL
     for (int pair = 0; pair < 2; ++pair) {
         const int rotated = column + 2 * pair - (p.head_dim - p.rope_dim);
@@ -90,7 +97,26 @@ __device__ __forceinline__ void write_o(const AttendParams &p, int i, int head, 
         const float re = low_bf16(words[pair]), im = high_bf16(words[pair]);
         words[pair] = pack_bf16(re * turn.x + im * turn.y, im * turn.x - re * turn.y);
     }
-    simt::store(reinterpret_cast<uint2 *>(p.o + at), uint2{words[0], words[1]});
+    o.rotated = {words[0], words[1]};
+    return o;
+}
+
+__device__ __forceinline__ void store_o(const AttendParams &p, int i, int head, int column, const Finished &o) {
+    const std::int64_t at = (std::int64_t{i} * p.n_heads + head) * p.head_dim + column;
+    if (p.o_before) simt::store(reinterpret_cast<uint2 *>(p.o_before + at), o.before);
+    if (p.o) simt::store(reinterpret_cast<uint2 *>(p.o + at), o.rotated);
+}
+
+// In all forms that are wanted. Lanes share a block to quantise: all of the warp come, with neighbouring columns, those
+// too whose columns are not `there`.
+__device__ __forceinline__ void write_o(const AttendParams &p, int i, int head, int column, const Finished &o,
+                                        bool there) {
+    if (there) store_o(p, i, head, column, o);
+    if (p.quantised.form != QuantisedForm::kNone) {
+        const float values[4] = {low_bf16(o.rotated.x), high_bf16(o.rotated.x), low_bf16(o.rotated.y),
+                                 high_bf16(o.rotated.y)};
+        quantise_lanes(p.quantised, i, head * p.head_dim + column, values, there);
+    }
 }
 
 // Where a chunk's results stand in the workspace: sums [n, n_chunks, n_heads, head_dim], then maxima and sums of
@@ -117,8 +143,7 @@ struct RowList {
     const std::int32_t *groups; // [n_group_slots] or null
 };
 
-__device__ __forceinline__ RowList row_list(const AttendParams &p, int i) {
-    const Token token = load_token(p.tokens, p.first + i);
+__device__ __forceinline__ RowList row_list(const AttendParams &p, int i, const Token &token) {
     const SpanRows *const span = p.spans + token.span;
     RowList list;
     list.pos = token.pos;
@@ -324,6 +349,11 @@ __device__ __forceinline__ void add_rows(const Tile &tile, Sums &sums) {
     }
 }
 
+// Of a token that is not there.
+__device__ __forceinline__ void write_zeros(const AttendParams &p, int i, int head0, int column, bool there) {
+    for (int h = 0; h < kAttendHeads && head0 + h < p.n_heads; ++h) write_o(p, i, head0 + h, column, {}, there);
+}
+
 // All chunks of a token (kWhole), or those of one split.
 template <bool kWhole>
 __global__ void __launch_bounds__(kAttendThreads, kWhole ? 2 : 3) attend_rows(const __grid_constant__ AttendParams p) {
@@ -342,9 +372,14 @@ __global__ void __launch_bounds__(kAttendThreads, kWhole ? 2 : 3) attend_rows(co
     SIMT_SHARED(float, factors, 2 * kAttendHeads);
     Tile tile{rows, queries, scores, 0};
 
-    const RowList list = row_list(p, i);
     const int column = thread * kThreadColumns; // of the piece
     const bool has_columns = column < piece_columns(p, own_piece);
+    const Token token = load_token(p.tokens, p.first + i);
+    if (is_padding(token)) {
+        if constexpr (kWhole) write_zeros(p, i, head0, own_piece * kAttendColumns + column, has_columns);
+        return;
+    }
+    const RowList list = row_list(p, i, token);
     if (n_pieces == 1) stage_queries(p, tile, i, head0, 0);
 
     Sums total = {};
@@ -443,22 +478,34 @@ __global__ void __launch_bounds__(kAttendThreads, kWhole ? 2 : 3) attend_rows(co
         __syncthreads();
         SIMT_UNROLL
         for (int h = 0; h < kAttendHeads; ++h) {
-            if (head0 + h >= p.n_heads || !has_columns) continue;
-            write_o(p, i, head0 + h, own_piece * kAttendColumns + column, total[h],
-                    {factors[2 * h], factors[2 * h + 1]});
+            if (head0 + h >= p.n_heads) continue;
+            const int at = own_piece * kAttendColumns + column;
+            Finished o{};
+            if (has_columns) o = finish(p, i, at, total[h], {factors[2 * h], factors[2 * h + 1]});
+            write_o(p, i, head0 + h, at, o, has_columns);
         }
     }
 }
 
-// The chunks of one token and head, in ascending order.
+// The chunks of one token and head, in ascending order. The first block of a token puts its row into the ring: that has
+// been read.
 __global__ void __launch_bounds__(kAttendThreads) attend_join(const __grid_constant__ AttendParams p) {
     // grid (token, head, piece), block 128
     const int thread = static_cast<int>(threadIdx.x), lane = thread % simt::kWarp;
     const int i = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
     const int column = static_cast<int>(blockIdx.z) * kAttendColumns + thread * kThreadColumns;
+    const bool has_columns = column < p.head_dim;
     const int n_chunks = attend_chunks(p);
-    const RowList list = row_list(p, i);
+    const Token token = load_token(p.tokens, p.first + i);
+    if (is_padding(token)) {
+        write_o(p, i, head, column, {}, has_columns);
+        return;
+    }
+    if (p.commit && head == 0 && blockIdx.z == 0)
+        commit_row<kAttendThreads>(p.window_new, p.first + i, token, p.spans, p.window_size,
+                                   static_cast<int>(window_row_bytes(p.head_dim)));
 
+    const RowList list = row_list(p, i, token);
     int n_there = 0;
     for (int first = 0; first < n_chunks; first += simt::kWarp) {
         const std::int64_t first_row = std::int64_t{first + lane} * kAttendChunkRows;
@@ -466,7 +513,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_join(const __grid_const
         n_there += n;
         if (n < simt::kWarp) break;
     }
-    if (column >= p.head_dim) return;
+    if (!has_columns) n_there = 0;
 
     float total[kThreadColumns] = {};
     Softmax totals = {};
@@ -490,7 +537,9 @@ __global__ void __launch_bounds__(kAttendThreads) attend_join(const __grid_const
                 total[c] = join_value(total[c], c % 2 == 0 ? values[b][c / 2].x : values[b][c / 2].y, joint);
         }
     }
-    write_o(p, i, head, column, total, divide_by(totals, simt::load(p.sink + head)));
+    Finished o{};
+    if (has_columns) o = finish(p, i, column, total, divide_by(totals, simt::load(p.sink + head)));
+    write_o(p, i, head, column, o, has_columns);
 }
 
 } // namespace ds41::kernels

@@ -1,6 +1,7 @@
 // Sparse attention of a tile's tokens over packed rows: window rows by position, then selected compressed rows.
 #pragma once
 
+#include "common/quantised.h"
 #include "common/step.h"
 #include "numeric/bf16.h"
 
@@ -22,10 +23,15 @@ struct AttendParams {
     float scale;
     const float *rope; // [n_step_tokens, rope_dim / 2, 2]: cosine and sine of each token's position
 
-    std::int32_t n_splits; // thread blocks that share a token's rows; 0: as many as fill a GPU. The same bits for any
-    float *workspace;      // attend_workspace_bytes(); may be null where that is 0
-    Bf16 *o_before;        // [n, n_heads, head_dim], before the inverse rotation, for a tap; may be null
-    Bf16 *o;               // [n, n_heads, head_dim], rotated back
+    std::int32_t n_splits;   // thread blocks that share a token's rows; 0: as many as fill a GPU. The same bits for any
+    float *workspace;        // attend_workspace_bytes(); may be null where that is 0
+    Bf16 *o_before;          // [n, n_heads, head_dim], before the inverse rotation, for a tap; may be null
+    Bf16 *o;                 // [n, n_heads, head_dim], rotated back; may be null
+    QuantisedRows quantised; // of n rows of n_heads * head_dim values of o; not of launch_attend_tensor
+
+    // Not 0: window_new's rows then go to the rings, as launch_commit_window does. The tile is the whole step: first
+    // is 0, and no other launch reads the rings for it.
+    std::int32_t commit;
 };
 
 // Rows that are attended to independently of all others, and the heads that share a block.

@@ -2,6 +2,7 @@
 // kernel.cuh, whose bits it does not give: sums over columns and rows go in the hardware's order.
 // Numerics: queries and rows are bf16, their products exact, sums f32. Weights are split into two bf16 values, so that
 // weighted sums have 17 bits of each. Softmax goes on from tile to tile in f32; o is finished as in kernel.cuh.
+// For prefill only: every token is there, and nothing is quantised.
 //
 // A tile of 32 rows lies in shared memory once, as words that hold two neighbouring rows' values of a column:
 //
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kTensorThreads, 1) attend_tensor(const __grid_
 
     for (int first_row = 0;; first_row += kTensorRows) {
         // Read anew for each tile: in between, registers are dear.
-        const RowList list = row_list(p, i);
+        const RowList list = row_list(p, i, load_token(p.tokens, p.first + i));
         const std::uint8_t *const row = row_at(p, list, first_row + lane);
         const int n_rows = count_leading(row != nullptr);
         if (n_rows == 0) break; // for all warps alike
@@ -226,7 +227,8 @@ __global__ void __launch_bounds__(kTensorThreads, 1) attend_tensor(const __grid_
             if (s >= n_steps) continue;
             const float values[4] = {sums[s][0][2 * lower], sums[s][1][2 * lower], sums[s][0][2 * lower + 1],
                                      sums[s][1][2 * lower + 1]};
-            write_o(p, i, head0 + h, first_column + 16 * s + 4 * column_in_fragment, values, division);
+            const int column = first_column + 16 * s + 4 * column_in_fragment;
+            store_o(p, i, head0 + h, column, finish(p, i, column, values, division));
         }
     }
 }

@@ -13,5 +13,8 @@ __device__ __forceinline__ std::uint8_t *row_address(std::uint8_t *const *pages,
 __device__ __forceinline__ Token load_token(const Token *tokens, int i) {
     return simt::load(tokens + i);
 }
+__device__ __forceinline__ bool is_padding(const Token &token) {
+    return token.span == kNoSpan;
+}
 
 } // namespace ds41::kernels

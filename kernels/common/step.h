@@ -7,8 +7,13 @@
 
 namespace ds41::kernels {
 
+// A graph that was captured for more tokens than a step has finds places without one behind the last: their span is
+// kNoSpan and nothing else of them counts. No kernel reads or writes anything for them, but that attention gives zeros;
+// the tables of sequences may hold anything where no token is of them.
+constexpr std::int32_t kNoSpan = -1;
+
 struct Token {
-    std::int32_t span;
+    std::int32_t span; // of `spans`, or kNoSpan
     std::int32_t reserved;
     std::int64_t pos;
 };

@@ -5,23 +5,50 @@
 #pragma once
 
 #include "common/formats.cuh"
+#include "common/quantised.cuh"
 #include "linear/params.h"
-#include "numeric/f16.h"
 
 namespace ds41::kernels {
 
-constexpr int kLinearWarps = 8;
-constexpr int kLinearThreads = kLinearWarps * simt::kWarp;
-constexpr int kLinearRows = 2;                               // of a warp: a pair to be rotated
-constexpr int kLinearBlockRows = kLinearWarps * kLinearRows; // that share what is staged of x
-constexpr int kLane = 8;                                     // values of a lane: 16 bytes of bf16
-constexpr int kSteps = 4;                                    // loads of a lane in flight for each row
+constexpr int kLinearRows = 2;       // of a warp: a pair to be rotated
+constexpr int kLinearWarps = 8;      // of a thread block: few, so that small matrices reach all multiprocessors
+constexpr int kQuantisingWarps = 16; // of one whose results are quantised: its rows are one block of the quantiser
+static_assert(kQuantisingWarps * kLinearRows == kQuantisedBlock);
+constexpr int kLane = 8; // values of a lane: 16 bytes of bf16
+// Loads of a lane in flight for each row: fewer where sums take the registers that a block of 16 warps has.
+constexpr int linear_steps(int n_tokens, int n_warps) {
+    return n_tokens > 8 && n_warps > kLinearWarps ? 2 : 4;
+}
+// Values of x that are staged: 2 KiB a row, or 1.
+constexpr int linear_chunk(int n_tokens, int n_warps) {
+    return linear_steps(n_tokens, n_warps) * simt::kWarp * kLane;
+}
 // Blocks that a multiprocessor holds at least: what it takes to keep loads in flight, and few enough that sums of many
 // tokens stay in registers.
-constexpr int linear_blocks(int n_tokens) {
-    return n_tokens >= 8 ? 1 : 2;
+constexpr int linear_blocks(int n_tokens, int n_warps) {
+    return n_tokens >= 8 || n_warps > kLinearWarps ? 1 : 2;
 }
-constexpr int kLinearChunk = kSteps * simt::kWarp * kLane; // values of x that are staged: 2 KiB a row
+
+// What a warp computes: two rows of a slice.
+struct WarpRows {
+    const LinearSegment &segment;
+    int slice;
+    int first;              // of the slice; it may lie behind its last
+    std::int64_t slice_row; // the slice's first row in the matrix and the output
+};
+
+// grid (row blocks of all slices of all segments); a thread block's rows are of one slice.
+template <int kWarps> __device__ __forceinline__ WarpRows warp_rows(const LinearParams &p) {
+    int which = 0;
+    while (which + 1 < p.n_segments && static_cast<int>(blockIdx.x) >= p.segments[which + 1].first_block) ++which;
+    const LinearSegment &s = p.segments[which];
+    constexpr int kBlockRows = kWarps * kLinearRows;
+    const int blocks_of_slice = (s.rows + kBlockRows - 1) / kBlockRows;
+    const int block = static_cast<int>(blockIdx.x) - s.first_block;
+    const int slice = block / blocks_of_slice, warp = static_cast<int>(threadIdx.x) / simt::kWarp;
+    return {s, slice, block % blocks_of_slice * kBlockRows + warp * kLinearRows,
+            static_cast<std::int64_t>(slice) * s.rows};
+}
 
 // Four bytes of a Q2_K row: a word where the rows stand on words.
 template <bool kWide> __device__ __forceinline__ std::uint32_t load_word(const std::uint8_t *p) {
@@ -33,6 +60,15 @@ template <bool kWide> __device__ __forceinline__ std::uint32_t load_word(const s
         for (int i = 0; i < 4; ++i) word |= static_cast<std::uint32_t>(simt::load(p + i)) << (8 * i);
         return word;
     }
+}
+
+// f16_to_f32 without a branch, for scales that every lane reads.
+__device__ __forceinline__ float half_to_f32(std::uint32_t half) {
+    // The fields where a float has them, with an exponent that is 112 too small: subnormal halves are subnormal floats.
+    const std::uint32_t magnitude = (half & 0x7fffu) << 13;
+    const std::uint32_t bits = float_bits(float_from_bits(magnitude) * 0x1p112f);
+    constexpr std::uint32_t kInfHalf = 0x7c00u << 13;
+    return float_from_bits(bits | (magnitude >= kInfHalf ? kInfBits : 0u) | (half & 0x8000u) << 16);
 }
 
 // Raw bits of a lane's eight weights, and how to read them. kWide: rows are aligned to what one load takes.
@@ -119,64 +155,49 @@ template <> struct LinearWeights<LinearFormat::kFp8> {
     }
 };
 
-// k is a multiple of 256: eight codes lie in one plane of one half of a block, and share a scale.
+// k is a multiple of 256, so that a warp has a block of 84 bytes: a word for each of 21 lanes. A lane's eight codes lie
+// in one plane of one half of the block and share a scale.
 template <> struct LinearWeights<LinearFormat::kQ2KPlain> {
-    std::uint32_t words[2]; // bytes, of which this plane has two bits
-    std::uint32_t both;     // d and dmin, fp16
-    std::uint8_t scale;
-    std::uint8_t shift;
+    static constexpr int kWords = 21, kCodes = 4, kBoth = 20; // the first of the codes; d and dmin, fp16
+    std::uint32_t word;
 
     template <bool kWide> __device__ __forceinline__ void load(const LinearSegment &s, std::int64_t row, int col) {
         constexpr int kValues = 256, kBytes = 84;
+        const int lane = static_cast<int>(threadIdx.x) % simt::kWarp;
         const std::uint8_t *block = s.weights + (row * (s.k / kValues) + col / kValues) * kBytes;
-        const int half = col % kValues / 128, plane = col % 128 / 32, r = col % 32;
-        const std::uint8_t *codes = block + 16 + 32 * half + r;
-        words[0] = load_word<kWide>(codes);
-        words[1] = load_word<kWide>(codes + 4);
-        both = load_word<kWide>(block + 80);
-        scale = simt::load(block + 8 * half + 2 * plane + r / 16);
-        shift = static_cast<std::uint8_t>(2 * plane);
+        word = lane < kWords ? load_word<kWide>(block + 4 * lane) : 0;
     }
-    __device__ __forceinline__ void clear() {
-        words[0] = words[1] = both = 0;
-        scale = shift = 0;
-    }
+    __device__ __forceinline__ void clear() { word = 0; }
     __device__ __forceinline__ void values(float (&v)[kLane]) const {
-        const float d = f16_to_f32(static_cast<std::uint16_t>(both)),
-                    dmin = f16_to_f32(static_cast<std::uint16_t>(both >> 16));
-        const float min = dmin * static_cast<float>(scale >> 4);
+        const int lane = static_cast<int>(threadIdx.x) % simt::kWarp;
+        const int half = lane / 16, plane = lane % 16 / 4, pair = lane % 4; // of words in a plane
+        const int scale_at = 8 * half + 2 * plane + pair / 2;
+        const std::uint32_t words[2] = {__shfl_sync(simt::kFullMask, word, kCodes + 8 * half + 2 * pair),
+                                        __shfl_sync(simt::kFullMask, word, kCodes + 8 * half + 2 * pair + 1)};
+        const std::uint32_t scale = __shfl_sync(simt::kFullMask, word, scale_at / 4) >> (8 * (scale_at % 4));
+        const std::uint32_t both = __shfl_sync(simt::kFullMask, word, kBoth);
+        const float d = half_to_f32(both), dmin = half_to_f32(both >> 16);
+        const float min = dmin * static_cast<float>(scale >> 4 & 15);
         SIMT_UNROLL
         for (int i = 0; i < kLane; ++i) {
-            const std::uint32_t code = words[i / 4] >> (8 * (i % 4) + shift) & 3u;
+            const std::uint32_t code = words[i / 4] >> (8 * (i % 4) + 2 * plane) & 3u;
             v[i] = d * static_cast<float>(scale & 15) * static_cast<float>(code) - min;
         }
     }
 };
 
-// Eight values of x, through the fp8 quantiser: the four lanes of a block of 32 agree on its scale. A block that holds
-// a NaN or an infinity becomes NaN throughout.
+// Eight values of x, through the fp8 quantiser: four lanes have a block.
 __device__ __forceinline__ uint4 quantised(uint4 bits) {
     std::uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
-    float amax = kFp8AmaxFloor;
-    int finite = 1;
+    BlockRange range;
     SIMT_UNROLL
-    for (int i = 0; i < kLane; ++i) {
-        const float value = i % 2 ? high_bf16(words[i / 2]) : low_bf16(words[i / 2]);
-        finite &= is_finite(value);
-        amax = fmaxf(amax, fabsf(value));
-    }
+    for (int i = 0; i < kLane; ++i) range.add(i % 2 ? high_bf16(words[i / 2]) : low_bf16(words[i / 2]));
+    range.join_lanes<kQuantisedBlock / kLane>();
+    const Fp8Quantiser quantiser(range);
     SIMT_UNROLL
-    for (int lanes = 1; lanes < kWindowBlock / kLane; lanes *= 2) {
-        amax = fmaxf(amax, __shfl_xor_sync(simt::kFullMask, amax, lanes));
-        finite &= __shfl_xor_sync(simt::kFullMask, finite, lanes);
-    }
-    const float scale = pow2_ceil(amax / kE4m3Max);
-    SIMT_UNROLL
-    for (int i = 0; i < 4; ++i) {
-        const float low = e4m3_to_f32(f32_to_e4m3(low_bf16(words[i]) / scale)) * scale;
-        const float high = e4m3_to_f32(f32_to_e4m3(high_bf16(words[i]) / scale)) * scale;
-        words[i] = finite ? pack_bf16(low, high) : 0x7fc07fc0u;
-    }
+    for (int i = 0; i < 4; ++i)
+        words[i] = quantiser.value(low_bf16(words[i])).bits |
+                   static_cast<std::uint32_t>(quantiser.value(high_bf16(words[i])).bits) << 16;
     return {words[0], words[1], words[2], words[3]};
 }
 
@@ -222,43 +243,77 @@ __device__ __forceinline__ void store_pair(const LinearSegment &s, int token, st
     }
 }
 
-// grid (row blocks of all slices of all segments); a block's rows are of one slice.
-template <LinearFormat kFormat, int kTokens, bool kWide>
-__global__ void __launch_bounds__(kLinearThreads, linear_blocks(kTokens))
-    linear(const __grid_constant__ LinearParams p) {
-    int which = 0;
-    while (which + 1 < p.n_segments && static_cast<int>(blockIdx.x) >= p.segments[which + 1].first_block) ++which;
-    const LinearSegment &s = p.segments[which];
-    const int blocks_of_slice = (s.rows + kLinearBlockRows - 1) / kLinearBlockRows;
-    const int block = static_cast<int>(blockIdx.x) - s.first_block;
-    const int slice = block / blocks_of_slice;
+// The end of a product: the lanes' sums are added, results stored. All threads of the block come. `results` are words
+// of two, [kTokens, kWarps], and are used where results are quantised.
+template <int kTokens, int kWarps>
+__device__ __forceinline__ void finish_rows(const LinearParams &p, const WarpRows &rows,
+                                            const float (&sums)[kLinearRows][kTokens],
+                                            const simt::Shared<std::uint32_t> &results) {
+    const LinearSegment &s = rows.segment;
     const int warp = static_cast<int>(threadIdx.x) / simt::kWarp, lane = static_cast<int>(threadIdx.x) % simt::kWarp;
-    const int first_row = block % blocks_of_slice * kLinearBlockRows + warp * kLinearRows; // of the slice
-    const std::int64_t slice_row = static_cast<std::int64_t>(slice) * s.rows;
-    const Bf16 *x = s.x + static_cast<std::int64_t>(slice) * s.k;
+    float even = 0.0f, odd = 0.0f; // of token `lane`
+    SIMT_UNROLL
+    for (int t = 0; t < kTokens; ++t) {
+        float pair[kLinearRows] = {sums[0][t], sums[1][t]};
+        SIMT_UNROLL
+        for (int lanes = simt::kWarp / 2; lanes > 0; lanes /= 2) SIMT_UNROLL
+        for (int r = 0; r < kLinearRows; ++r) pair[r] += __shfl_xor_sync(simt::kFullMask, pair[r], lanes);
+        if (lane == t) {
+            even = pair[0];
+            odd = pair[1];
+        }
+    }
+    if (lane < p.n && rows.first < s.rows) {
+        if (s.out) store_pair(s, lane, rows.slice_row + rows.first, even, odd, rows.first + 1 < s.rows);
+        if constexpr (kWarps == kQuantisingWarps) results[lane * kWarps + warp] = pack_bf16(even, odd);
+    }
+    if constexpr (kWarps == kQuantisingWarps) {
+        if (s.quantised.form == QuantisedForm::kNone) return; // the whole block
+        __syncthreads();
+        const int column = static_cast<int>(rows.slice_row) + rows.first - warp * kLinearRows + lane;
+        for (int t = warp; t < p.n; t += kWarps) {
+            const std::uint32_t pair = results[t * kWarps + lane / 2];
+            const float value[1] = {lane % 2 ? high_bf16(pair) : low_bf16(pair)};
+            quantise_lanes<1>(s.quantised, t, column, value, true);
+        }
+    }
+}
 
+template <LinearFormat kFormat, int kTokens, bool kWide, int kWarps>
+__global__ void __launch_bounds__(kWarps *simt::kWarp, linear_blocks(kTokens, kWarps))
+    linear(const __grid_constant__ LinearParams p) {
+    const WarpRows rows = warp_rows<kWarps>(p);
+    const LinearSegment &s = rows.segment;
+    const int lane = static_cast<int>(threadIdx.x) % simt::kWarp;
+    const Bf16 *x = s.x + static_cast<std::int64_t>(rows.slice) * s.k;
+
+    constexpr int kSteps = linear_steps(kTokens, kWarps), kChunk = linear_chunk(kTokens, kWarps);
     SIMT_DYNAMIC_SHARED(pool);
-    const auto staged = pool.take<Bf16>(kTokens * kLinearChunk);
+    const auto staged = pool.take<Bf16>(kTokens * kChunk);
+    const auto results = pool.take<std::uint32_t>(kWarps == kQuantisingWarps ? kTokens * kWarps : 0);
     float sums[kLinearRows][kTokens];
     SIMT_UNROLL
     for (int r = 0; r < kLinearRows; ++r) SIMT_UNROLL
     for (int t = 0; t < kTokens; ++t) sums[r][t] = 0.0f;
 
-    for (int chunk = 0; chunk < s.k; chunk += kLinearChunk) {
+    // To the end of a stretch that all instances share: zeros behind the last column turn a lane's -0 into 0.
+    constexpr int kStretch = linear_chunk(1, kLinearWarps);
+    const int end = (s.k + kStretch - 1) / kStretch * kStretch;
+    for (int chunk = 0; chunk < end; chunk += kChunk) {
         // The weights are on their way while x is staged.
         LinearWeights<kFormat> weights[kLinearRows][kSteps];
         SIMT_UNROLL
         for (int r = 0; r < kLinearRows; ++r) SIMT_UNROLL
         for (int step = 0; step < kSteps; ++step) {
             const int col = chunk + (step * simt::kWarp + lane) * kLane;
-            if (first_row + r < s.rows && col < s.k)
-                weights[r][step].template load<kWide>(s, slice_row + first_row + r, col);
+            if (rows.first + r < s.rows && col < s.k)
+                weights[r][step].template load<kWide>(s, rows.slice_row + rows.first + r, col);
             else
                 weights[r][step].clear();
         }
         __syncthreads(); // the last chunk has been read
-        for (int i = static_cast<int>(threadIdx.x) * kLane; i < kTokens * kLinearChunk; i += kLinearThreads * kLane) {
-            const int token = i / kLinearChunk, col = chunk + i % kLinearChunk;
+        for (int i = static_cast<int>(threadIdx.x) * kLane; i < kTokens * kChunk; i += kWarps * simt::kWarp * kLane) {
+            const int token = i / kChunk, col = chunk + i % kChunk;
             const Bf16 *source = x + token * s.stride_x + col;
             uint4 bits = {0, 0, 0, 0};
             if (token < p.n) {
@@ -284,7 +339,9 @@ __global__ void __launch_bounds__(kLinearThreads, linear_blocks(kTokens))
             for (int r = 0; r < kLinearRows; ++r) weights[r][step].values(w[r]);
             SIMT_UNROLL
             for (int t = 0; t < kTokens; ++t) {
-                const auto bits = staged.template load<uint4>(t * kLinearChunk + (step * simt::kWarp + lane) * kLane);
+                // Keeps the compiler from loading ahead more of x than there are registers for.
+                if (kSteps < linear_steps(1, kLinearWarps) && t % 4 == 0) __syncwarp();
+                const auto bits = staged.template load<uint4>(t * kChunk + (step * simt::kWarp + lane) * kLane);
                 const float v[kLane] = {low_bf16(bits.x), high_bf16(bits.x), low_bf16(bits.y), high_bf16(bits.y),
                                         low_bf16(bits.z), high_bf16(bits.z), low_bf16(bits.w), high_bf16(bits.w)};
                 SIMT_UNROLL
@@ -293,17 +350,7 @@ __global__ void __launch_bounds__(kLinearThreads, linear_blocks(kTokens))
             }
         }
     }
-    SIMT_UNROLL
-    for (int t = 0; t < kTokens; ++t) {
-        float even = sums[0][t], odd = sums[1][t];
-        SIMT_UNROLL
-        for (int lanes = simt::kWarp / 2; lanes > 0; lanes /= 2) {
-            even += __shfl_xor_sync(simt::kFullMask, even, lanes);
-            odd += __shfl_xor_sync(simt::kFullMask, odd, lanes);
-        }
-        if (lane == t && t < p.n && first_row < s.rows)
-            store_pair(s, t, slice_row + first_row, even, odd, first_row + 1 < s.rows);
-    }
+    finish_rows<kTokens, kWarps>(p, rows, sums, results);
 }
 
 } // namespace ds41::kernels

@@ -1,6 +1,7 @@
 // Products of up to 16 activation rows with weight matrices: one launch for all matrices of a format that are due.
 #pragma once
 
+#include "common/quantised.h"
 #include "numeric/bf16.h"
 
 #include <cstdint>
@@ -22,7 +23,9 @@ enum class LinearOutput : std::int32_t {
     kF32,     // v
 };
 
-// One matrix, or several of a shape behind each other (slices) that read consecutive parts of x.
+// One matrix, or several of a shape behind each other (slices) that read consecutive parts of x. A product with rows
+// that somebody has quantised has the bits of one that quantises them: of kFp8, x is the form's values and `quantise`
+// 0.
 struct LinearSegment {
     const std::uint8_t *weights; // [n_slices * rows, k]; kFp8: aligned to 8 bytes
     const std::uint8_t *scales;  // kFp8: ue8m0 [ceil(n_slices * rows / 32), k / 32]; else null
@@ -41,11 +44,15 @@ struct LinearSegment {
     float scale;           // kScaled
     std::int32_t head_dim; // kRotated
     std::int32_t n_pairs;
-    std::int32_t quantise; // kFp8: x goes through the fp8 quantiser first
+    std::int32_t quantise; // kFp8: x goes through the fp8 quantiser first, in each thread block anew
     std::int32_t reserved;
+    // kBf16 with `rows` a multiple of 32: the rows that `out` gets, quantised; `out` may be null then. Rows of
+    // `quantised.width` values, n_slices * rows at least, of which slice s writes those from s * rows on. A launch
+    // takes 32 rows a thread block as soon as one segment has it.
+    QuantisedRows quantised;
 };
 
-constexpr int kMaxLinearSegments = 4;
+constexpr int kMaxLinearSegments = 6;
 constexpr int kMaxLinearRows = 16;
 
 struct LinearParams {
@@ -56,14 +63,14 @@ struct LinearParams {
     std::int32_t reserved;
 };
 
-// Activation rows for kQ2K.
-struct QuantiseQ8Params {
-    const Bf16 *x;      // [n, stride_x]
-    std::int8_t *codes; // [n, k]
-    float *scales;      // [n, k / 32]: the values of their fp16 form
+static_assert(sizeof(LinearParams) <= 4096, "CUDA passes no more to a kernel");
+
+struct QuantiseParams {
+    const Bf16 *x; // [n, stride_x]
     std::int64_t stride_x;
     std::int32_t n;
-    std::int32_t k; // a multiple of 32
+    std::int32_t reserved;
+    QuantisedRows out; // [n, width]
 };
 
 } // namespace ds41::kernels

@@ -1,91 +1,152 @@
 // Q2_K weight rows against q8_1 activation rows.
 // Numerics: lib/numeric/q2_k.h, bit for bit: lane q % 16 makes its value of a block from four code bytes in each of
 // four planes; the lower half of the warp takes even blocks and the upper half odd ones; a butterfly adds the lanes.
+// Products with scales and mins are made in integers: four codes of 2 bits times a scale of 4 bits are four bytes.
 #pragma once
 
 #include "linear/kernel.cuh"
-#include "numeric/f16.h"
 
 namespace ds41::kernels {
 
 constexpr int kQ2KValues = 256;
 constexpr int kQ2KBlockBytes = 84;
+constexpr int kQ2KPlanes = 4;
+constexpr int kQ2KLanes = 16; // that share a block
 constexpr int kQ8Values = 32;
+constexpr int kQ8Blocks = kQ2KValues / kQ8Values;                   // against a block of weights
+constexpr int kQ2KSteps = 4;                                        // blocks of a lane in flight for each row
+constexpr int kQ2KChunk = kQ2KSteps * (simt::kWarp / kQ2KLanes);    // blocks of x that are staged
+constexpr int kQ2KStagedWords = kQ2KChunk * kQ2KLanes * kQ2KPlanes; // of a token
+constexpr int kQ2KStagedScales = kQ2KChunk * kQ8Blocks;
+static_assert(kQ2KStagedWords * 4 == kQ2KChunk * kQ2KValues);
 
-// grid (row blocks of all slices of all segments); a warp takes two rows, as in linear().
-template <int kTokens, bool kWide>
-__global__ void __launch_bounds__(kLinearThreads, linear_blocks(kTokens))
+// As linear_blocks(). A lane has fewer bytes in flight here, so of one token more lanes are there: as many as have
+// registers.
+constexpr int q2k_blocks(int n_tokens, int n_warps) {
+    return n_tokens > 1 ? linear_blocks(n_tokens, n_warps) : n_warps > kLinearWarps ? 2 : 3;
+}
+
+// A lane's words of a block: codes, and for the first five lanes what all share: 16 bytes of scales, d and dmin.
+struct Q2KWords {
+    static constexpr int kShared = 5, kBoth = 4; // the last of them: d and dmin, fp16
+    std::uint32_t codes, shared;
+
+    template <bool kWide> __device__ __forceinline__ void load(const std::uint8_t *block, int q) {
+        constexpr int kCodesAt = 16, kBothAt = 80;
+        codes = load_word<kWide>(block + kCodesAt + 4 * q);
+        shared = q < kShared ? load_word<kWide>(block + (q == kBoth ? kBothAt : 4 * q)) : 0;
+    }
+};
+
+// The products of four signed bytes, added up, as a float. The sum is made in the mantissa of a number whose unit is
+// one, which costs less than a conversion.
+__device__ __forceinline__ float byte_dot(std::uint32_t a, std::uint32_t b) {
+    constexpr float kBase = 0x1.8p+23f;
+    const int sum = simt::dot4(static_cast<int>(a), static_cast<int>(b), static_cast<int>(float_bits(kBase)));
+    return float_from_bits(static_cast<std::uint32_t>(sum)) - kBase;
+}
+
+template <int kTokens, bool kWide, int kWarps>
+__global__ void __launch_bounds__(kWarps *simt::kWarp, q2k_blocks(kTokens, kWarps))
     linear_q2k(const __grid_constant__ LinearParams p) {
-    int which = 0;
-    while (which + 1 < p.n_segments && static_cast<int>(blockIdx.x) >= p.segments[which + 1].first_block) ++which;
-    const LinearSegment &s = p.segments[which];
-    const int blocks_of_slice = (s.rows + kLinearBlockRows - 1) / kLinearBlockRows;
-    const int grid_block = static_cast<int>(blockIdx.x) - s.first_block;
-    const int slice = grid_block / blocks_of_slice;
-    const int warp = static_cast<int>(threadIdx.x) / simt::kWarp, lane = static_cast<int>(threadIdx.x) % simt::kWarp;
-    const int first_row = grid_block % blocks_of_slice * kLinearBlockRows + warp * kLinearRows; // of the slice
-    if (first_row >= s.rows) return;                                                            // a whole warp
-    const std::int64_t row = static_cast<std::int64_t>(slice) * s.rows + first_row;
-    const bool has_odd = first_row + 1 < s.rows;
+    const WarpRows rows = warp_rows<kWarps>(p);
+    const LinearSegment &s = rows.segment;
+    const int lane = static_cast<int>(threadIdx.x) % simt::kWarp;
+    const int upper = lane / kQ2KLanes, q = lane % kQ2KLanes; // which of two blocks; the lane's place in it
+    const int half = q / 8, group = q % 8 / 4;                // of 128 values, and of 16 in a plane
     const int n_blocks = s.k / kQ2KValues;
-    const int half = lane % 16 / 8, first = 4 * (lane % 8);
-    constexpr int kPlanes = 4;
-    const std::int64_t q8_stride = static_cast<std::int64_t>(s.n_slices) * s.k; // of a token's codes
+    const std::int64_t stride_codes = static_cast<std::int64_t>(s.n_slices) * s.k;
+    const std::int8_t *const x = s.codes + static_cast<std::int64_t>(rows.slice) * s.k;
+    const float *const x_scales = s.code_scales + static_cast<std::int64_t>(rows.slice) * (s.k / kQ8Values);
 
+    const int n = kTokens == 1 ? 1 : p.n; // the one is known when this is compiled
+
+    SIMT_DYNAMIC_SHARED(pool);
+    const auto codes = pool.take<std::uint32_t>(kTokens * kQ2KStagedWords); // [token, block, lane, plane]
+    const auto scales = pool.take<float>(kTokens * kQ2KStagedScales);       // [token, block, half, plane]
+    const auto results = pool.take<std::uint32_t>(kWarps == kQuantisingWarps ? kTokens * kWarps : 0);
     float sums[kLinearRows][kTokens];
     SIMT_UNROLL
     for (int r = 0; r < kLinearRows; ++r) SIMT_UNROLL
     for (int t = 0; t < kTokens; ++t) sums[r][t] = 0.0f;
 
-    for (int b = lane / 16; b < n_blocks; b += 2) {
-        std::uint32_t codes[kLinearRows] = {0, 0}, scales[kLinearRows] = {0, 0}; // a byte for each plane
-        float d[kLinearRows] = {0.0f, 0.0f}, dmin[kLinearRows] = {0.0f, 0.0f};
+    for (int chunk = 0; chunk < n_blocks; chunk += kQ2KChunk) {
+        // The weights are on their way while x is staged.
+        Q2KWords weights[kLinearRows][kQ2KSteps];
         SIMT_UNROLL
-        for (int r = 0; r < kLinearRows; ++r) {
-            if (r == 1 && !has_odd) continue;
-            const std::uint8_t *block = s.weights + ((row + r) * n_blocks + b) * kQ2KBlockBytes;
-            codes[r] = load_word<kWide>(block + 16 + 32 * half + first);
-            SIMT_UNROLL
-            for (int plane = 0; plane < kPlanes; ++plane)
-                scales[r] |= static_cast<std::uint32_t>(simt::load(block + 8 * half + 2 * plane + first / 16))
-                             << (8 * plane);
-            const std::uint32_t both = load_word<kWide>(block + 80);
-            d[r] = f16_to_f32(static_cast<std::uint16_t>(both));
-            dmin[r] = f16_to_f32(static_cast<std::uint16_t>(both >> 16));
+        for (int r = 0; r < kLinearRows; ++r) SIMT_UNROLL
+        for (int step = 0; step < kQ2KSteps; ++step) {
+            const int b = chunk + 2 * step + upper;
+            weights[r][step] = {};
+            if (rows.first + r < s.rows && b < n_blocks)
+                weights[r][step].template load<kWide>(
+                    s.weights + ((rows.slice_row + rows.first + r) * n_blocks + b) * kQ2KBlockBytes, q);
         }
-        SIMT_UNROLL
-        for (int t = 0; t < kTokens; ++t) {
-            if (t >= p.n) break;
-            const std::int64_t at = t * q8_stride + static_cast<std::int64_t>(slice) * s.k + b * kQ2KValues;
-            float scaled_dot[kLinearRows] = {0.0f, 0.0f}, scaled_min[kLinearRows] = {0.0f, 0.0f};
-            SIMT_UNROLL
-            for (int plane = 0; plane < kPlanes; ++plane) {
-                const int q8 = 4 * half + plane;
-                const int x = simt::load(reinterpret_cast<const int *>(s.codes + at + q8 * kQ8Values + first));
-                const float d8 = simt::load(s.code_scales + at / kQ8Values + q8);
-                const int sum = simt::dot4(0x01010101, x, 0);
+        __syncthreads(); // the last chunk has been read
+        for (int i = static_cast<int>(threadIdx.x); i < n * kQ2KChunk * kQ2KLanes; i += kWarps * simt::kWarp) {
+            // The words of a lane's planes behind each other, so that it has them in one load.
+            const int token = i / (kQ2KChunk * kQ2KLanes), b = i / kQ2KLanes % kQ2KChunk, at = i % kQ2KLanes;
+            std::uint32_t words[kQ2KPlanes] = {0, 0, 0, 0};
+            if (chunk + b < n_blocks) {
+                const std::int8_t *source = x + token * stride_codes + (chunk + b) * kQ2KValues + at % 8 * 4;
                 SIMT_UNROLL
-                for (int r = 0; r < kLinearRows; ++r) {
-                    const int dot = simt::dot4(static_cast<int>(codes[r] >> (2 * plane) & 0x03030303u), x, 0);
-                    const int sm = static_cast<int>(scales[r] >> (8 * plane) & 0xff);
-                    scaled_dot[r] += d8 * static_cast<float>((sm & 15) * dot);
-                    scaled_min[r] += d8 * static_cast<float>((sm >> 4) * sum);
+                for (int plane = 0; plane < kQ2KPlanes; ++plane)
+                    words[plane] = simt::load(
+                        reinterpret_cast<const std::uint32_t *>(source + (at / 8 * kQ2KPlanes + plane) * kQ8Values));
+            }
+            codes.template store<uint4>(i * kQ2KPlanes, uint4{words[0], words[1], words[2], words[3]});
+        }
+        for (int i = static_cast<int>(threadIdx.x); i < n * kQ2KStagedScales; i += kWarps * simt::kWarp) {
+            const int token = i / kQ2KStagedScales, at = chunk * kQ8Blocks + i % kQ2KStagedScales;
+            const bool has_scale = at < n_blocks * kQ8Blocks;
+            scales[i] = has_scale ? simt::load(x_scales + token * (stride_codes / kQ8Values) + at) : 0.0f;
+        }
+        __syncthreads();
+        SIMT_UNROLL
+        for (int step = 0; step < kQ2KSteps; ++step) {
+            if (chunk + 2 * step >= n_blocks) break;                                            // the whole block
+            std::uint32_t scaled_codes[kLinearRows][kQ2KPlanes], mins[kLinearRows][kQ2KPlanes]; // four bytes each
+            float d[kLinearRows], dmin[kLinearRows];
+            SIMT_UNROLL
+            for (int r = 0; r < kLinearRows; ++r) {
+                const Q2KWords &w = weights[r][step];
+                const int first_lane = upper * kQ2KLanes;
+                const std::uint32_t both = __shfl_sync(simt::kFullMask, w.shared, first_lane + Q2KWords::kBoth);
+                const std::uint32_t low = __shfl_sync(simt::kFullMask, w.shared, first_lane + 2 * half);
+                const std::uint32_t high = __shfl_sync(simt::kFullMask, w.shared, first_lane + 2 * half + 1);
+                const std::uint32_t of_planes = simt::byte_perm(low, high, group ? 0x7531 : 0x6420);
+                d[r] = half_to_f32(both);
+                dmin[r] = half_to_f32(both >> 16);
+                SIMT_UNROLL
+                for (int plane = 0; plane < kQ2KPlanes; ++plane) {
+                    const std::uint32_t scale = of_planes >> (8 * plane) & 15u,
+                                        min = of_planes >> (8 * plane + 4) & 15u;
+                    scaled_codes[r][plane] = (w.codes >> (2 * plane) & 0x03030303u) * scale;
+                    mins[r][plane] = min * 0x01010101u;
                 }
             }
             SIMT_UNROLL
-            for (int r = 0; r < kLinearRows; ++r) sums[r][t] += d[r] * scaled_dot[r] - dmin[r] * scaled_min[r];
+            for (int t = 0; t < kTokens; ++t) {
+                if (t >= n) break;
+                const int b = t * kQ2KChunk + 2 * step + upper;
+                const uint4 words = codes.template load<uint4>((b * kQ2KLanes + q) * kQ2KPlanes);
+                const float4 scale = scales.template load<float4>(b * kQ8Blocks + half * kQ2KPlanes);
+                const std::uint32_t xs[kQ2KPlanes] = {words.x, words.y, words.z, words.w};
+                const float d8[kQ2KPlanes] = {scale.x, scale.y, scale.z, scale.w};
+                SIMT_UNROLL
+                for (int r = 0; r < kLinearRows; ++r) {
+                    float scaled_dot = 0.0f, scaled_min = 0.0f;
+                    SIMT_UNROLL
+                    for (int plane = 0; plane < kQ2KPlanes; ++plane) {
+                        scaled_dot += d8[plane] * byte_dot(scaled_codes[r][plane], xs[plane]);
+                        scaled_min += d8[plane] * byte_dot(mins[r][plane], xs[plane]);
+                    }
+                    sums[r][t] += d[r] * scaled_dot - dmin[r] * scaled_min;
+                }
+            }
         }
     }
-    SIMT_UNROLL
-    for (int t = 0; t < kTokens; ++t) {
-        float even = sums[0][t], odd = sums[1][t];
-        SIMT_UNROLL
-        for (int lanes = simt::kWarp / 2; lanes > 0; lanes /= 2) {
-            even += __shfl_xor_sync(simt::kFullMask, even, lanes);
-            odd += __shfl_xor_sync(simt::kFullMask, odd, lanes);
-        }
-        if (lane == t && t < p.n) store_pair(s, t, row, even, odd, has_odd);
-    }
+    finish_rows<kTokens, kWarps>(p, rows, sums, results);
 }
 
 } // namespace ds41::kernels

@@ -4,7 +4,9 @@
 
 #include "common/exp.cuh"
 #include "common/formats.cuh"
+#include "common/quantised.cuh"
 #include "common/rows.cuh"
+#include "rows/commit.cuh"
 #include "rows/params.h"
 
 namespace ds41::kernels {
@@ -137,6 +139,35 @@ __device__ __forceinline__ std::uint8_t *packed_row(const RowsParams &p, const R
                        token.pos / job.ratio, row_bytes);
 }
 
+// The products of token i of the tile into its sequence's state.
+__device__ __forceinline__ void keep_products(const RowsParams &p, const RowJob &job, int i, const Token &token) {
+    const SpanRows span = simt::load(p.spans + token.span);
+    const int slot = static_cast<int>(token.pos % job.ratio);
+    // Complete within the tile: its last token is there, and of this span.
+    const int last = i + job.ratio - 1 - slot;
+    if (last < p.n && p.first + last < span.first_token + span.n_tokens) return;
+    for (int e = static_cast<int>(threadIdx.x); e < 2 * job.width; e += kRowThreads) {
+        const int which = e / job.width;
+        simt::store(span.group_state + (static_cast<std::int64_t>(which) * job.ratio + slot) * job.width +
+                        e % job.width,
+                    simt::load(job.products + static_cast<std::int64_t>(i) * 2 * job.width + e));
+    }
+}
+
+// Four values a thread, so that eight lanes have a block.
+template <typename S> __device__ __forceinline__ void quantise_row(const S &row, const RowJob &job, int i) {
+    constexpr int kValues = 4;
+    for (int first = 0; first < job.width; first += kRowThreads * kValues) {
+        const int column = first + static_cast<int>(threadIdx.x) * kValues;
+        float values[kValues] = {};
+        if (column < job.width) {
+            SIMT_UNROLL
+            for (int e = 0; e < kValues; ++e) values[e] = to_f32(row[column + e]);
+        }
+        quantise_lanes(job.quantised, i, column, values, column < job.width);
+    }
+}
+
 // grid (row of the tile, job): rows of a token lie behind each other. A block whose job has no such row ends at once.
 __global__ void __launch_bounds__(kRowThreads) rows(const __grid_constant__ RowsParams p) {
     const RowJob &job = p.jobs[blockIdx.y];
@@ -144,6 +175,11 @@ __global__ void __launch_bounds__(kRowThreads) rows(const __grid_constant__ Rows
               sub = static_cast<int>(blockIdx.x) % job.rows_per_token;
     if (i >= p.n) return;
     const Token token = load_token(p.tokens, p.first + i);
+    if (is_padding(token)) return;
+    if (job.source == RowSource::kState) {
+        keep_products(p, job, i, token);
+        return;
+    }
     if (job.ratio > 0 && (token.pos + 1) % job.ratio != 0) return;
 
     SIMT_DYNAMIC_SHARED(pool);
@@ -176,45 +212,18 @@ __global__ void __launch_bounds__(kRowThreads) rows(const __grid_constant__ Rows
     if (job.out)
         for (int e = static_cast<int>(threadIdx.x); e < job.width; e += kRowThreads)
             simt::store(job.out + i * job.stride_out + sub * job.width + e, static_cast<Bf16>(row[e]));
+    if (job.quantised.form != QuantisedForm::kNone) quantise_row(row, job, i);
     if (job.packing != RowPacking::kNone)
         pack_row(row, job.width, job.packing,
                  packed_row(p, job, token, static_cast<std::int64_t>(i) * job.rows_per_token + sub));
-}
-
-// grid (token of the tile)
-__global__ void __launch_bounds__(kRowThreads) group_state(const __grid_constant__ GroupStateParams p) {
-    const int i = static_cast<int>(blockIdx.x);
-    const Token token = load_token(p.tokens, p.first + i);
-    const SpanRows span = simt::load(p.spans + token.span);
-    const int slot = static_cast<int>(token.pos % p.ratio);
-    // Complete within the tile: its last token is there, and of this span.
-    const int last = i + p.ratio - 1 - slot;
-    if (last < p.n && p.first + last < span.first_token + span.n_tokens) return;
-    for (int e = static_cast<int>(threadIdx.x); e < 2 * p.width; e += kRowThreads) {
-        const int which = e / p.width;
-        simt::store(span.group_state + (static_cast<std::int64_t>(which) * p.ratio + slot) * p.width + e % p.width,
-                    simt::load(p.products + static_cast<std::int64_t>(i) * 2 * p.width + e));
-    }
 }
 
 // grid (token of the step)
 __global__ void __launch_bounds__(kRowThreads) commit_window(const __grid_constant__ CommitWindowParams p) {
     const int i = static_cast<int>(blockIdx.x);
     const Token token = load_token(p.tokens, i);
-    const SpanRows span = simt::load(p.spans + token.span);
-    // Of a span longer than the ring only the last rows stay.
-    if (i < span.first_token + span.n_tokens - p.window_size) return;
-    // Rows are as aligned as their size: 33 bytes for every 32 values.
-    std::uint8_t *target = row_address(span.window, token.pos % p.window_size, p.row_bytes);
-    const std::uint8_t *source = p.window_new + static_cast<std::int64_t>(i) * p.row_bytes;
-    if (p.row_bytes % 4 == 0) {
-        for (int b = 4 * static_cast<int>(threadIdx.x); b < p.row_bytes; b += 4 * kRowThreads)
-            simt::store(reinterpret_cast<std::uint32_t *>(target + b),
-                        simt::load(reinterpret_cast<const std::uint32_t *>(source + b)));
-    } else {
-        for (int b = static_cast<int>(threadIdx.x); b < p.row_bytes; b += kRowThreads)
-            simt::store(target + b, simt::load(source + b));
-    }
+    if (is_padding(token)) return;
+    commit_row<kRowThreads>(p.window_new, i, token, p.spans, p.window_size, p.row_bytes);
 }
 
 } // namespace ds41::kernels

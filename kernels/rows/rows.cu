@@ -6,6 +6,7 @@
 namespace ds41::kernels {
 
 int launch_rows(simt::Stream stream, const RowsParams &p) {
+    if (p.n == 0 || p.n_jobs == 0) return 0;
     int rows_per_token = 1, width = 0;
     for (int i = 0; i < p.n_jobs; ++i) {
         rows_per_token = std::max(rows_per_token, p.jobs[i].rows_per_token);
@@ -17,11 +18,8 @@ int launch_rows(simt::Stream stream, const RowsParams &p) {
                        simt::shared_bytes<Bf16>(static_cast<std::size_t>(width)), p);
 }
 
-int launch_group_state(simt::Stream stream, const GroupStateParams &p) {
-    return SIMT_LAUNCH(stream, (group_state), simt::Dim3{static_cast<unsigned>(p.n)}, simt::Dim3{kRowThreads}, 0, p);
-}
-
 int launch_commit_window(simt::Stream stream, const CommitWindowParams &p) {
+    if (p.n_tokens == 0) return 0;
     return SIMT_LAUNCH(stream, (commit_window), simt::Dim3{static_cast<unsigned>(p.n_tokens)}, simt::Dim3{kRowThreads},
                        0, p);
 }

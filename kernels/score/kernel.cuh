@@ -37,12 +37,10 @@ __device__ __forceinline__ std::uint32_t load_row_word(const std::uint8_t *row, 
 }
 
 // The group of a token's column; -1 behind its last kept block.
-__device__ __forceinline__ std::int64_t group_of_column(const std::int32_t *blocks, int n_block_slots, int block_size,
+__device__ __forceinline__ std::int64_t group_of_column(const std::int32_t *blocks, int block_size,
                                                         std::int64_t column) {
     if (!blocks) return column;
-    const std::int64_t slot = column / block_size;
-    if (slot >= n_block_slots) return -1;
-    const std::int64_t block = simt::load(blocks + slot);
+    const std::int64_t block = simt::load(blocks + column / block_size);
     return block < 0 ? -1 : block * block_size + column % block_size;
 }
 
@@ -54,8 +52,7 @@ struct ScoreToken {
     const std::int32_t *blocks; // [n_block_slots] or null
 };
 
-__device__ __forceinline__ ScoreToken score_token(const ScoreParams &p, int i) {
-    const Token token = load_token(p.tokens, p.first + i);
+__device__ __forceinline__ ScoreToken score_token(const ScoreParams &p, int i, const Token &token) {
     ScoreToken t;
     t.n_visible = (token.pos + 1) / p.ratio;
     t.blocks = p.blocks ? p.blocks + std::int64_t{p.first + i} * p.n_block_slots : nullptr;
@@ -87,7 +84,9 @@ __global__ void __launch_bounds__(kScoreThreads, 3) score_keys(const __grid_cons
 
     // grid (token, columns), block 128
     const int i = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-    const ScoreToken token = score_token(p, i);
+    const Token own = load_token(p.tokens, p.first + i);
+    if (is_padding(own)) return;
+    const ScoreToken token = score_token(p, i, own);
     const int n_blocks = p.index_head_dim / kIndexKeyBlock;
     const int row_bytes = n_blocks * 17, row_words = (row_bytes + 3) / 4;
     const int n_staged_heads = p.index_n_heads < Config::kHeads ? p.index_n_heads : Config::kHeads;
@@ -121,15 +120,14 @@ __global__ void __launch_bounds__(kScoreThreads, 3) score_keys(const __grid_cons
 
     for (std::int64_t tile = std::int64_t{blockIdx.y} * kTile; tile < token.n_columns;
          tile += std::int64_t{gridDim.y} * kTile) {
-        if (group_of_column(token.blocks, p.n_block_slots, p.block_size, tile) < 0) break;
+        if (group_of_column(token.blocks, p.block_size, tile) < 0) break;
 
         std::int64_t groups[kKeys]; // -1: no such column
         SIMT_UNROLL
         for (int k = 0; k < kKeys; ++k) {
             const int column = k * kScoreThreads + thread;
-            groups[k] = tile + column < token.n_columns
-                            ? group_of_column(token.blocks, p.n_block_slots, p.block_size, tile + column)
-                            : -1;
+            groups[k] =
+                tile + column < token.n_columns ? group_of_column(token.blocks, p.block_size, tile + column) : -1;
             const bool seen = groups[k] >= 0 && groups[k] < token.n_visible;
             rows[column] = seen ? row_address(token.pages, groups[k], row_bytes) : nullptr;
         }
@@ -226,11 +224,13 @@ __global__ void __launch_bounds__(kScoreThreads, 3) score_keys(const __grid_cons
 __global__ void __launch_bounds__(kScoreThreads, 8) score_long_keys(const __grid_constant__ ScoreParams p) {
     // grid (token, columns), block 128
     const int i = static_cast<int>(blockIdx.x);
-    const ScoreToken token = score_token(p, i);
+    const Token own = load_token(p.tokens, p.first + i);
+    if (is_padding(own)) return;
+    const ScoreToken token = score_token(p, i, own);
     const int n_blocks = p.index_head_dim / kIndexKeyBlock, row_bytes = n_blocks * 17;
     for (std::int64_t column = std::int64_t{blockIdx.y} * kScoreThreads + threadIdx.x; column < token.n_columns;
          column += std::int64_t{gridDim.y} * kScoreThreads) {
-        const std::int64_t group = group_of_column(token.blocks, p.n_block_slots, p.block_size, column);
+        const std::int64_t group = group_of_column(token.blocks, p.block_size, column);
         if (group < 0) break;
         if (group >= token.n_visible) {
             simt::store(p.keys + i * p.stride_keys + column, kNeverTaken);

@@ -28,7 +28,7 @@ struct ScoreParams {
     std::int64_t stride_keys;
 
     // By group, also in layers that use candidates; -inf where there is no score. All stride_tap values of a row are
-    // written.
+    // written, of padding too.
     float *tap; // [n, stride_tap], may be null
     std::int64_t stride_tap;
 };

@@ -1,5 +1,6 @@
 // Fibers, barriers and warp operations of the simulator.
 #include "simt/engine.h"
+#include "simt/conflicts.h"
 
 #include <boost/context/detail/fcontext.hpp>
 
@@ -111,6 +112,8 @@ struct Engine {
     const LaunchInfo *info = nullptr;
     const std::function<void()> *kernel = nullptr;
     MemoryObserver *observer = nullptr;
+    std::vector<std::uint32_t> blocks; // in the order in which they run
+    Conflicts conflicts;               // of launches of more than one block
     bool running = false;
     bool failed = false;
 
@@ -223,6 +226,10 @@ __attribute__((noinline)) void resume(Engine &e, Fiber &fiber) {
     __sanitizer_finish_switch_fiber(e.scheduler_fake_stack, nullptr, nullptr);
 #endif
     e.current = nullptr;
+}
+
+Index3 block_at(const Dim3 &grid, std::uint32_t i) {
+    return {i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y};
 }
 
 const char *base_name(const char *path) {
@@ -509,13 +516,15 @@ int run(const LaunchInfo &info, const std::function<void()> &kernel, MemoryObser
 #ifdef SIMT_TSAN
     e.tsan_scheduler = __tsan_get_current_fiber();
 #endif
-    std::vector<std::uint32_t> blocks(n_blocks), threads;
-    std::iota(blocks.begin(), blocks.end(), 0u);
-    std::shuffle(blocks.begin(), blocks.end(), e.random);
-    for (const std::uint32_t block : blocks) {
-        e.block = {block % info.grid.x, block / info.grid.x % info.grid.y, block / info.grid.x / info.grid.y};
+    std::vector<std::uint32_t> threads;
+    e.blocks.resize(n_blocks);
+    std::iota(e.blocks.begin(), e.blocks.end(), 0u);
+    std::shuffle(e.blocks.begin(), e.blocks.end(), e.random);
+    e.conflicts.start_launch(n_blocks);
+    for (std::size_t i = 0; i < n_blocks && !e.failed; ++i) {
+        e.block = block_at(info.grid, e.blocks[i]);
+        e.conflicts.start_block(i);
         run_block(e, threads);
-        if (e.failed) break;
     }
 #ifdef SIMT_TSAN
     __tsan_acquire(&e.end_token);
@@ -567,14 +576,25 @@ const Dim3 &grid_size() {
 
 void check_global(const void *p, std::size_t n_bytes, std::size_t alignment, Access access, Where where) {
     Engine &e = engine();
-    const char *what = access == Access::kRead ? "read" : "write";
+    const char *what = access == Access::kRead ? "a read" : access == Access::kWrite ? "a write" : "an atomic";
     if (reinterpret_cast<std::uintptr_t>(p) % alignment != 0)
-        SIMT_FAIL(where, "a %s of %zu bytes at %p, which is not aligned to %zu", what, n_bytes, p, alignment);
+        SIMT_FAIL(where, "%s of %zu bytes at %p, which is not aligned to %zu", what, n_bytes, p, alignment);
     if (static_cast<int>(access) & static_cast<int>(Access::kRead)) e.counts.bytes_read += n_bytes;
     if (static_cast<int>(access) & static_cast<int>(Access::kWrite)) e.counts.bytes_written += n_bytes;
-    if (!e.observer) return;
-    if (const char *wrong = e.observer->access(p, n_bytes, access))
-        SIMT_FAIL(where, "a %s of %zu bytes at %p, %s", what, n_bytes, p, wrong);
+    bool may_change = true;
+    if (e.observer)
+        if (const char *wrong = e.observer->access(p, n_bytes, access, &may_change))
+            SIMT_FAIL(where, "%s of %zu bytes at %p, %s", what, n_bytes, p, wrong);
+    Conflicts::Earlier earlier;
+    if (!may_change || e.blocks.size() == 1 || e.conflicts.note(p, n_bytes, access, &earlier)) return;
+    const Index3 block = block_at(e.info->grid, e.blocks[earlier.block]);
+    SIMT_FAIL(where,
+              "%s of %zu bytes at %p: block (%u, %u, %u) %s byte %p, and the result depends on the order of blocks",
+              what, n_bytes, p, block.x, block.y, block.z,
+              earlier.access == Access::kRead    ? "has read"
+              : earlier.access == Access::kWrite ? "has written"
+                                                 : "has changed by an atomic",
+              reinterpret_cast<const void *>(earlier.byte));
 }
 
 void check_shared_bytes(const SharedArray &array, std::int64_t offset, std::size_t n_bytes, Access access,

@@ -24,7 +24,7 @@ struct Where {
     bool operator==(const Where &) const = default;
 };
 
-enum class Access { kRead = 1, kWrite = 2, kReadWrite = 3 };
+enum class Access { kRead = 1, kWrite = 2, kAtomic = 3 }; // an atomic operation does both
 
 enum class WarpOp { kShuffle, kShuffleXor, kShuffleDown, kShuffleUp, kBallot, kSync, kMma };
 
@@ -32,16 +32,6 @@ struct LaunchInfo {
     const char *name = "";
     Dim3 grid, block;
     std::size_t shared_bytes = 0;
-};
-
-// Memory that a launch may touch. With `n_entries` it is a table of that many pointers, which is read, and each
-// points to `entry_bytes` that may be touched.
-struct Reference {
-    const void *data = nullptr;
-    std::size_t n_bytes = 0;
-    Access access = Access::kRead;
-    std::size_t n_entries = 0;
-    std::size_t entry_bytes = 0;
 };
 
 // What a launch did, counted by its load and store helpers.
@@ -61,10 +51,11 @@ int enqueue(Stream stream, const LaunchInfo &info, std::function<void()> kernel)
 using EnqueueHook = int (*)(Stream stream, const LaunchInfo &info, std::function<void()> kernel);
 void set_enqueue_hook(EnqueueHook hook);
 
-// Sees each checked access of a running launch; returns null, or what is wrong with it.
+// Sees each checked access of a running launch; returns null, or what is wrong with it. Where the launch changes
+// nothing it says so in `may_change`, which is true before: blocks cannot be in each other's way there.
 class MemoryObserver {
 public:
-    virtual const char *access(const void *p, std::size_t n_bytes, Access access) = 0;
+    virtual const char *access(const void *p, std::size_t n_bytes, Access access, bool *may_change) = 0;
 
 protected:
     ~MemoryObserver() = default;

@@ -138,7 +138,7 @@ template <typename T> inline T atomic_add(const Shared<T> &array, Index i, std::
     return __atomic_fetch_add(reinterpret_cast<T *>(array.array().data) + i.value, value, __ATOMIC_RELAXED);
 }
 template <typename T> inline T atomic_add(T *p, std::type_identity_t<T> value, Where where = Where::here()) {
-    check_global(p, sizeof(T), sizeof(T), Access::kReadWrite, where);
+    check_global(p, sizeof(T), sizeof(T), Access::kAtomic, where);
     return __atomic_fetch_add(p, value, __ATOMIC_RELAXED);
 }
 

@@ -140,8 +140,7 @@ public:
             });
             if (cut.key > low) low = cut.key;
         }
-        const int n_left = list_stretches(n_stretches, low);
-        __syncthreads();
+        const int n_left = list_stretches(n_stretches, low); // read behind the barriers of what follows
         const std::int64_t n_left_vectors = std::int64_t{n_left} << shift;
         const Cut cut = find_cut(k, low, [&](auto &&count) {
             for (std::int64_t at = thread_; at < n_left_vectors; at += std::int64_t{kTopkThreads} * kLoadBatch) {
@@ -333,6 +332,7 @@ __global__ void __launch_bounds__(kTopkThreads, 1) topk_groups(const __grid_cons
     const int i = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
     DS41_TOPK_SELECTOR(selector);
     const Token token = load_token(p.tokens, p.first + i);
+    if (is_padding(token)) return;
     ColumnKeys keys{p.keys + i * p.stride_keys, (token.pos + 1) / p.ratio, nullptr, p.block_size};
     if (p.blocks) {
         keys.blocks = p.blocks + std::int64_t{p.first + i} * p.n_block_slots;
@@ -353,6 +353,7 @@ __global__ void __launch_bounds__(kTopkThreads, 1) topk_blocks(const __grid_cons
     const int i = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
     DS41_TOPK_SELECTOR(selector);
     const Token token = load_token(p.tokens, p.first + i);
+    if (is_padding(token)) return;
     const std::int64_t n_visible = (token.pos + 1) / p.ratio;
     const std::int64_t n_blocks = (n_visible + p.candidate_block_size - 1) / p.candidate_block_size;
     std::int32_t *const out = p.blocks + std::int64_t{p.first + i} * p.n_block_slots;

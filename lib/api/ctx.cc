@@ -14,7 +14,7 @@ namespace {
 // A message about a sequence of another model can only name the argument: handles have no names.
 void check_seq(const ds41_ctx &ctx, const ds41_seq *seq, const char *name) {
     check_argument(seq, name);
-    DS41_CHECK(&seq->impl->model() == &ctx.impl.model(), DS41_STATUS_INVALID_ARGUMENT,
+    DS41_CHECK(&seq->impl->model() == &ctx.impl->model(), DS41_STATUS_INVALID_ARGUMENT,
                "%s belongs to another model, need a sequence of the context's", name);
 }
 
@@ -30,9 +30,10 @@ ds41_status ds41_ctx_create(ds41_ctx **ctx, ds41_model *model, const ds41_ctx_op
         check_argument(model, "model");
         ds41_ctx_options defaults;
         ds41_ctx_options_init(&defaults, sizeof(defaults));
-        auto *const created = new ds41_ctx{Context(model->impl, options ? read_struct(options, "options") : defaults)};
+        auto created = std::make_unique<ds41_ctx>();
+        created->impl = std::make_shared<Context>(model->impl, options ? read_struct(options, "options") : defaults);
         model->impl->seal();
-        *ctx = created;
+        *ctx = created.release();
     });
 }
 
@@ -43,12 +44,12 @@ void ds41_ctx_destroy(ds41_ctx *ctx) {
 ds41_status ds41_ctx_synchronize(ds41_ctx *ctx) {
     return guarded(__func__, [&] {
         check_argument(ctx, "ctx");
-        ctx->impl.synchronize();
+        ctx->impl->synchronize();
     });
 }
 
 uint64_t ds41_ctx_get_bytes(const ds41_ctx *ctx) {
-    return ctx ? ctx->impl.n_bytes() : 0;
+    return ctx ? ctx->impl->n_bytes() : 0;
 }
 
 ds41_status ds41_layer_prefill(ds41_ctx *ctx, int32_t layer, ds41_seq *seq, const ds41_tensor *x, int32_t n_tokens,
@@ -58,7 +59,7 @@ ds41_status ds41_layer_prefill(ds41_ctx *ctx, int32_t layer, ds41_seq *seq, cons
         check_seq(*ctx, seq, "seq");
         check_argument(x, "x");
         check_argument(out, "out");
-        ctx->impl.prefill(layer, seq->impl, *x, n_tokens, start_pos, *out);
+        ctx->impl->prefill(layer, seq->impl, *x, n_tokens, start_pos, *out);
     });
 }
 
@@ -76,7 +77,7 @@ ds41_status ds41_decode_prep(ds41_ctx *ctx, const ds41_span *spans, int32_t n_sp
             std::snprintf(name, sizeof name, "spans[%d].", i);
             DS41_CHECK(spans[i].reserved == 0, DS41_STATUS_INVALID_ARGUMENT, "%sreserved is %d, need 0", name,
                        spans[i].reserved);
-            check_span_range(ctx->impl.model().config(), name, spans[i].start_pos, spans[i].n_tokens);
+            check_span_range(ctx->impl->model().config(), name, spans[i].start_pos, spans[i].n_tokens);
             list.push_back({spans[i].seq->impl, spans[i].start_pos, spans[i].n_tokens});
             seen.push_back(spans[i].seq);
         }
@@ -89,7 +90,7 @@ ds41_status ds41_decode_prep(ds41_ctx *ctx, const ds41_span *spans, int32_t n_sp
             throw Error(DS41_STATUS_INVALID_ARGUMENT, "spans[%d].seq is spans[%d].seq again, need each sequence once",
                         second, first);
         }
-        ctx->impl.prep(std::move(list));
+        ctx->impl->prep(std::move(list));
     });
 }
 
@@ -98,7 +99,7 @@ ds41_status ds41_decode_body(ds41_ctx *ctx, int32_t layer, const ds41_tensor *x,
         check_argument(ctx, "ctx");
         check_argument(x, "x");
         check_argument(out, "out");
-        ctx->impl.body(layer, *x, *out);
+        ctx->impl->body(layer, *x, *out);
     });
 }
 
@@ -106,7 +107,7 @@ ds41_status ds41_decode_capturable(const ds41_ctx *ctx, int32_t layer, int32_t *
     return guarded(__func__, [&] {
         check_argument(ctx, "ctx");
         check_argument(capturable, "capturable");
-        *capturable = ctx->impl.capturable(layer);
+        *capturable = ctx->impl->capturable(layer);
     });
 }
 
@@ -117,6 +118,6 @@ ds41_status ds41_ctx_set_tap(ds41_ctx *ctx, const char *const *names, int32_t n_
             DS41_CHECK(n_names >= 0, DS41_STATUS_INVALID_ARGUMENT, "n_names is %d, need 0 or more", n_names);
             if (n_names > 0) check_argument(names, "names");
         }
-        ctx->impl.set_tap(make_tap(names, n_names, tap, user));
+        ctx->impl->set_tap(make_tap(names, n_names, tap, user));
     });
 }

@@ -15,7 +15,12 @@ struct ds41_model {
 };
 
 struct ds41_ctx {
-    ds41::Context impl;
+    std::shared_ptr<ds41::Context> impl;
+};
+
+struct ds41_graph {
+    std::weak_ptr<ds41::Context> ctx; // the graph does not keep it
+    std::unique_ptr<ds41::Graph> impl;
 };
 
 struct ds41_seq {

@@ -35,14 +35,14 @@ std::unique_ptr<Stages> create_reference_stages(const StageOptions &) {
 }
 
 constexpr Backend kBackends[] = {
-    {"cuda", why_not_cuda, cuda_memory, create_cuda_stages, reference::has_torch_cpu_ranking, true, false, kDeviceTile},
+    {"cuda", why_not_cuda, cuda_memory, create_cuda_stages, reference::has_torch_cpu_ranking, true, true, kDeviceTile},
     {"cpu", always, host_memory, create_cpu_stages, reference::has_torch_cpu_ranking, false, false, kHostTile},
     {"reference", always, host_memory, create_reference_stages, reference::has_torch_cpu_ranking, false, false,
      kHostTile},
 };
 // The cuda backend on the simulated device, for tests: taken by name where its library is found, and listed nowhere.
 constexpr Backend kSim = {"sim", why_not_sim, sim_memory, create_sim_stages, reference::has_torch_cpu_ranking,
-                          true,  false,       kDeviceTile};
+                          true,  true,        kDeviceTile};
 
 } // namespace
 

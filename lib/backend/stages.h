@@ -14,6 +14,7 @@
 #include "sequence/rows_view.h"
 
 #include <cstdint>
+#include <memory>
 
 namespace ds41 {
 
@@ -130,7 +131,17 @@ struct StepUpload {
     const SpanView *views; // [n_layers, n_spans]
     int n_layers;
     bool is_prefill;
-    const StageSizes *sizes; // as prepare() has got them for this step
+    const StageSizes *sizes;      // as prepare() has got them for this step
+    const PageWrite *page_writes; // [n_page_writes] that the tables of the views lack
+    int n_page_writes;
+    int n_slots; // tokens to make room for at least: those behind the step's last are not there
+};
+
+// Enqueued work that can be launched again. It keeps the memory that it works in.
+class StageGraph {
+public:
+    virtual ~StageGraph() = default;
+    virtual int n_slots() const noexcept = 0; // tokens that the uploaded step must have room for, exactly
 };
 
 // Bounds of what the stages of one layer will be asked for.
@@ -150,6 +161,7 @@ struct StageOptions {
     void *parallel_user = nullptr;
     bool share_all = false;           // however short the work is, for tests
     void *stream = nullptr;           // the caller's CUDA stream
+    int attention_split = 0;          // thread blocks that share a token's rows; 0: as many as fill a GPU
     const char *cpu_target = nullptr; // instruction set of the cpu backend; null: DS41_CPU_TARGET, or the best
 };
 
@@ -166,8 +178,20 @@ public:
     // Bring the host's part of a step to where stages read it. Only the layers of the last call may run.
     virtual bool wants_upload() const noexcept { return false; }
     virtual void upload_step(const StepUpload &) {}
+    // Tokens that the uploaded step has room for.
+    virtual int n_slots() const noexcept { return 0; }
     // Wait for what has been enqueued.
     virtual void synchronize() {}
+
+    // Whether calls are recorded instead of enqueued; nothing may then be allocated or waited for.
+    virtual bool is_capturing() { return false; }
+    // Record what follows, for the step that was uploaded. The caller may do the recording itself: begin_capture() then
+    // comes before, and end_capture() after it. Backends with graphs only.
+    virtual void begin_capture(bool /* by_caller */) {}
+    virtual std::unique_ptr<StageGraph> end_capture() { return nullptr; }
+    virtual void abandon_capture() noexcept {}
+    virtual void launch(const StageGraph &) {}
+
     // Around the calls of a stage: for profilers, and to blame the right one for what a device reports.
     virtual void enter(int /* layer */, const char * /* stage */) {}
     virtual void leave(int /* layer */, const char * /* stage */) {}

@@ -45,6 +45,8 @@ namespace {
 std::unique_ptr<Stages> create_stages(const Model &model, const ds41_ctx_options &options) {
     DS41_CHECK(options.stream == nullptr || model.backend().has_streams, DS41_STATUS_INVALID_ARGUMENT,
                "options.stream is set, need NULL: backend %s has no streams", model.backend().name);
+    DS41_CHECK(options.attention_split >= 0 && options.attention_split <= 8, DS41_STATUS_INVALID_ARGUMENT,
+               "options.attention_split is %d, need a value in [0, 8]", options.attention_split);
     DS41_CHECK(options.n_threads >= 0 && options.n_threads <= DS41_MAX_THREADS, DS41_STATUS_INVALID_ARGUMENT,
                "options.n_threads is %d, need a value in [0, %d]", options.n_threads, DS41_MAX_THREADS);
     DS41_CHECK((options.flags & ~DS41_CTX_PIN_THREADS) == 0, DS41_STATUS_INVALID_ARGUMENT,
@@ -57,6 +59,7 @@ std::unique_ptr<Stages> create_stages(const Model &model, const ds41_ctx_options
     stage_options.parallel = options.parallel;
     stage_options.parallel_user = options.parallel_user;
     stage_options.stream = options.stream;
+    stage_options.attention_split = options.attention_split;
     return model.backend().create_stages(stage_options);
 }
 
@@ -65,7 +68,8 @@ std::unique_ptr<Stages> create_stages(const Model &model, const ds41_ctx_options
 Context::Context(std::shared_ptr<const Model> model, const ds41_ctx_options &options)
     : model_(std::move(model)), stages_(create_stages(*model_, options)),
       rank_end_(model_->topk_rule() == DS41_TOPK_TORCH_CPU ? options.topk_end_pos : 0) {
-    DS41_CHECK(options.reserved == 0, DS41_STATUS_INVALID_ARGUMENT, "options.reserved is %u, need 0", options.reserved);
+    for (int layer = 0; layer < model_->config().n_layers_total(); ++layer)
+        if (model_->has_layer(layer)) layers_.push_back(layer);
     DS41_CHECK(options.topk_end_pos >= 0 && options.topk_end_pos <= model_->config().max_seq_len,
                DS41_STATUS_INVALID_ARGUMENT, "options.topk_end_pos is %lld, need a value in [0, %lld] (max_seq_len)",
                static_cast<long long>(options.topk_end_pos), static_cast<long long>(model_->config().max_seq_len));
@@ -76,8 +80,18 @@ void Context::install(Step &&step, Workspace &&grown) noexcept {
     step_ = std::move(step);
 }
 
-void Context::upload(Step &step, const std::vector<int> &layers) {
+void Context::upload(Step &step, const std::vector<int> &layers, int n_slots) {
     if (!stages_->wants_upload()) return;
+    // Few pages are new in a decode step: their addresses go with a launch. Those of a prefill are copied.
+    constexpr std::size_t kFewPages = 16;
+    std::vector<PageWrite> page_writes;
+    for (const Span &span : step.spans)
+        span.seq->visit_unwritten([&](PagedRows &rows) {
+            if (rows.n_unwritten() > kFewPages)
+                rows.write_now();
+            else
+                rows.append_unwritten(page_writes);
+        });
     const Config &config = model_->config();
     std::vector<SpanView> views;
     views.reserve(layers.size() * step.spans.size());
@@ -88,7 +102,9 @@ void Context::upload(Step &step, const std::vector<int> &layers) {
     stages_->upload_step({&config, &model_->rope_plain(), &model_->rope_compressed(), step.tokens.data(),
                           static_cast<std::int32_t>(step.tokens.size()), static_cast<std::int32_t>(step.spans.size()),
                           layers.data(), views.data(), static_cast<int>(layers.size()),
-                          step.kind == Step::Kind::kPrefill, &step.sizes.stages});
+                          step.kind == Step::Kind::kPrefill, &step.sizes.stages, page_writes.data(),
+                          static_cast<int>(page_writes.size()), n_slots});
+    for (const Span &span : step.spans) span.seq->visit_unwritten([](PagedRows &rows) { rows.note_written(); });
 }
 
 void Context::run(Step &step, Workspace *grown, int layer, const ds41_tensor &x, const ds41_tensor &out) {
@@ -101,12 +117,14 @@ void Context::run(Step &step, Workspace *grown, int layer, const ds41_tensor &x,
     }
     run_layer(*model_, *stages_, workspace_, step_, layer, static_cast<const Bf16 *>(x.data),
               static_cast<Bf16 *>(out.data), tap_.wanted() ? &tap_run : nullptr);
+    step_.complete(model_->config(), layer);
     tap_run.deliver();
 }
 
 void Context::prefill(int layer, const std::shared_ptr<Sequence> &seq, const ds41_tensor &x, std::int32_t n_tokens,
                       std::int64_t start_pos, const ds41_tensor &out) {
     const Config &config = model_->config();
+    check_not_capturing();
     model_->weights(layer);
     check_span_range(config, "", start_pos, n_tokens);
     check_io(x, out, n_tokens, *model_);
@@ -115,7 +133,7 @@ void Context::prefill(int layer, const std::shared_ptr<Sequence> &seq, const ds4
                            step_.spans[0].start_pos == start_pos && step_.spans[0].n_tokens == n_tokens;
     if (continues) {
         step_.check_positions(layer);
-        step_.check_order(config, layer);
+        step_.progress.check_order(config, layer);
         run(step_, nullptr, layer, x, out);
         return;
     }
@@ -123,7 +141,7 @@ void Context::prefill(int layer, const std::shared_ptr<Sequence> &seq, const ds4
     spans.push_back({seq, start_pos, n_tokens});
     Step step = Step::plan(*model_, Step::Kind::kPrefill, std::move(spans), rank_end_);
     step.check_positions(layer);
-    step.check_order(config, layer);
+    step.progress.check_order(config, layer);
     Workspace grown = workspace_.grown_for(config, model_->memory(), step.sizes);
     stages_->prepare(config, step.sizes.stages);
     run(step, &grown, layer, x, out);
@@ -131,13 +149,12 @@ void Context::prefill(int layer, const std::shared_ptr<Sequence> &seq, const ds4
 
 void Context::prep(std::vector<Span> spans) {
     const Config &config = model_->config();
-    Step step = Step::plan(*model_, Step::Kind::kDecode, std::move(spans), 0);
+    check_not_capturing();
+    Step step = Step::plan(*model_, Step::Kind::kDecode, std::move(spans), 0, widths_for());
     const auto stands_at = [&](const Span &span, int layer) {
         return model_->has_layer(layer) && span.seq->layer(layer).position == span.start_pos;
     };
-    bool has_weights = false;
-    for (int layer = 0; layer < config.n_layers_total(); ++layer) has_weights = has_weights || model_->has_layer(layer);
-    DS41_CHECK(has_weights, DS41_STATUS_MISSING_WEIGHTS,
+    DS41_CHECK(!layers_.empty(), DS41_STATUS_MISSING_WEIGHTS,
                "the model has no layer with weights: ds41_model_set_layer was not called");
     for (std::size_t s = 0; s < step.spans.size(); ++s) {
         const Span &span = step.spans[s];
@@ -151,21 +168,13 @@ void Context::prep(std::vector<Span> spans) {
                    "spans[%zu].start_pos is %lld, need %lld, the tokens that the sequence has seen", s,
                    static_cast<long long>(span.start_pos), static_cast<long long>(furthest));
     }
-    // Nothing is taken before everything is checked.
-    std::vector<int> layers; // that may run in this step
-    for (int layer = 0; layer < config.n_layers_total(); ++layer) {
-        bool all_stand = true;
-        for (const Span &span : step.spans) {
-            if (stands_at(span, layer))
-                span.seq->reserve(layer, span.end_pos());
-            else
-                all_stand = false;
-        }
-        if (all_stand) layers.push_back(layer);
-    }
+    // Nothing is taken before everything is checked. Layers that do not stand there will be refused.
+    for (const int layer : layers_)
+        for (const Span &span : step.spans)
+            if (stands_at(span, layer)) span.seq->reserve(layer, span.end_pos());
     Workspace grown = workspace_.grown_for(config, model_->memory(), step.sizes);
     stages_->prepare(config, step.sizes.stages);
-    upload(step, layers);
+    upload(step, layers_, graph_slots_);
     install(std::move(step), std::move(grown));
     step_.claim();
 }
@@ -177,16 +186,25 @@ void Context::body(int layer, const ds41_tensor &x, const ds41_tensor &out) {
     DS41_CHECK(!step_.is_over(), DS41_STATUS_WRONG_ORDER,
                "the step on ctx is over: one of its sequences was reset, destroyed or taken by another step");
     check_io(x, out, step_.sizes.n_tokens, *model_);
+    if (recording_) {
+        record(layer, x, out);
+        return;
+    }
+    check_not_capturing();
     step_.check_positions(layer);
-    step_.check_order(model_->config(), layer);
+    step_.progress.check_order(model_->config(), layer);
     run(step_, nullptr, layer, x, out);
 }
 
-bool Context::capturable(int layer) const {
-    model_->config().check_layer(layer);
-    const bool host_selection =
-        model_->topk_rule() == DS41_TOPK_TORCH_CPU && model_->config().role(layer).is_index_source;
-    return model_->backend().has_graphs && !host_selection && !tap_.wanted();
+void Context::set_tap(Tap tap) {
+    DS41_CHECK(!recording_, DS41_STATUS_WRONG_ORDER,
+               "a graph is being captured, which delivers no intermediates: ds41_graph_end() comes first");
+    tap_ = std::move(tap);
+}
+
+void Context::synchronize() {
+    check_not_capturing();
+    stages_->synchronize();
 }
 
 std::size_t context_bytes_for(const Model &model, std::int64_t n_tokens, std::int64_t end_pos) {

@@ -7,7 +7,8 @@
 
 namespace ds41 {
 
-Step Step::plan(const Model &model, Kind kind, std::vector<Span> spans, std::int64_t rank_end) {
+Step Step::plan(const Model &model, Kind kind, std::vector<Span> spans, std::int64_t rank_end,
+                std::int64_t widths_for) {
     Step step;
     step.kind = kind;
     step.rank_end = rank_end;
@@ -26,8 +27,8 @@ Step Step::plan(const Model &model, Kind kind, std::vector<Span> spans, std::int
             step.tokens.push_back({static_cast<std::int32_t>(s), spans[s].start_pos + i});
     }
     step.spans = std::move(spans);
-    step.sizes = plan_step(model, n_tokens, end_pos, rank_end);
-    step.ran.assign(static_cast<std::size_t>(model.config().n_layers_total()), false);
+    step.sizes = plan_step(model, n_tokens, std::max(end_pos, widths_for), rank_end);
+    step.progress.ran.assign(static_cast<std::size_t>(model.config().n_layers_total()), false);
     return step;
 }
 
@@ -49,7 +50,7 @@ void Step::check_positions(int layer) const {
     }
 }
 
-void Step::check_order(const Config &config, int layer) const {
+void Progress::check_order(const Config &config, int layer) const {
     const LayerRole &role = config.role(layer);
     DS41_CHECK(layer > last_layer, DS41_STATUS_WRONG_ORDER,
                "layer is %d, need more than %d, the last layer that this step has run", layer, last_layer);
@@ -86,8 +87,12 @@ StepView Step::view(const Config &config, int layer) {
 }
 
 void Step::complete(const Config &config, int layer) noexcept {
-    const LayerRole &role = config.role(layer);
     for (Span &span : spans) span.seq->layer(layer).position = span.end_pos();
+    progress.complete(config, layer);
+}
+
+void Progress::complete(const Config &config, int layer) noexcept {
+    const LayerRole &role = config.role(layer);
     ran[static_cast<std::size_t>(layer)] = true;
     last_layer = layer;
     if (role.is_index_source) selection_of = layer;

@@ -19,6 +19,26 @@ struct Span {
     std::int64_t end_pos() const { return start_pos + n_tokens; }
 };
 
+// Which layers of a step have run, and what that allows.
+struct Progress {
+    std::vector<bool> ran; // by layer: its compressed rows and index keys of this step are there
+    int last_layer = -1;
+    int selection_of = -1;   // index source whose groups were published
+    bool has_blocks = false; // the candidate source has run
+
+    // Throws WRONG_ORDER where the layer may not run next.
+    void check_order(const Config &config, int layer) const;
+    void complete(const Config &config, int layer) noexcept;
+};
+
+// Selections that layers of a step leave for later ones. Null: no group was complete anywhere.
+struct Published {
+    std::shared_ptr<const Block> groups; // i32 [n_tokens, n_group_slots], of the last index source
+    std::shared_ptr<const Block> blocks; // i32 [n_tokens, n_block_slots], of the candidate source
+    std::int32_t n_group_slots = 0;
+    std::int32_t n_block_slots = 0;
+};
+
 struct Step {
     enum class Kind { kNone, kPrefill, kDecode };
 
@@ -29,23 +49,19 @@ struct Step {
     StepSizes sizes;
     std::int64_t rank_end = 0; // torch rule: where a prefill is said to end; 0: at the end of each span
 
-    std::vector<bool> ran; // by layer: its compressed rows and index keys of this step are there
-    int last_layer = -1;
-    int selection_of = -1;   // index source whose groups are in the workspace
-    bool has_blocks = false; // the candidate source has run
+    Progress progress;
+    Published published;
 
-    // Lay out tokens and bookkeeping for `spans`; no claim is taken. Throws INVALID_ARGUMENT for too many tokens, or
-    // std::bad_alloc.
-    static Step plan(const Model &model, Kind kind, std::vector<Span> spans, std::int64_t rank_end);
+    // Lay out tokens and bookkeeping for `spans`; no claim is taken. `widths_for` is a position up to which selections
+    // shall have room, beyond the step's own end. Throws INVALID_ARGUMENT for too many tokens, or std::bad_alloc.
+    static Step plan(const Model &model, Kind kind, std::vector<Span> spans, std::int64_t rank_end,
+                     std::int64_t widths_for = 0);
 
     void claim() noexcept;
     bool is_over() const noexcept; // a sequence was reset, destroyed or taken by another step
 
     // Throws INVALID_POSITION where the layer of a sequence does not stand at the start of its span.
     void check_positions(int layer) const;
-    // Throws WRONG_ORDER where the layer may not run next in this step.
-    void check_order(const Config &config, int layer) const;
-
     // Views of the spans for a layer; its pages must be reserved.
     StepView view(const Config &config, int layer);
     // The layer has run: advance its sequences, record what it published.

@@ -157,7 +157,7 @@ void TapRun::save_index_query(const Tile &tile, const std::uint8_t *iq, const Bf
         }
 }
 
-void TapRun::save_idx(SpanValues &span, const StepSizes &sizes, std::int32_t first_token, const std::int32_t *groups) {
+void TapRun::save_idx(SpanValues &span, const Published &published, std::int32_t first_token) {
     const Counts &n = span.counts;
     Value &value = span[TapName::kIdx];
     if (!value.host.data()) return;
@@ -170,15 +170,16 @@ void TapRun::save_idx(SpanValues &span, const StepSizes &sizes, std::int32_t fir
             row[p - std::max<std::int64_t>(0, first)] = static_cast<std::int32_t>(p - n.first_window_pos);
         if (n.n_group_cols == 0) continue;
         const auto *selected = staging_.as<std::int32_t>();
-        memory_->download(staging_.data(), groups + (first_token + i) * sizes.n_group_slots,
-                          static_cast<std::size_t>(sizes.n_group_slots) * sizeof(std::int32_t));
+        memory_->download(staging_.data(),
+                          published.groups->as<std::int32_t>() + (first_token + i) * published.n_group_slots,
+                          static_cast<std::size_t>(published.n_group_slots) * sizeof(std::int32_t));
         for (std::int64_t g = 0; g < n.n_group_cols && selected[g] >= 0; ++g)
             row[n.n_window_cols + g] = static_cast<std::int32_t>(n.n_window_rows + selected[g]);
     }
 }
 
-void TapRun::save_candidates(SpanValues &span, const Config &config, const StepSizes &sizes, std::int32_t first_token,
-                             const std::int32_t *blocks) {
+void TapRun::save_candidates(SpanValues &span, const Config &config, const Published &published,
+                             std::int32_t first_token) {
     const Counts &n = span.counts;
     Value &value = span[TapName::kCandidates];
     if (!value.host.data()) return;
@@ -186,16 +187,17 @@ void TapRun::save_candidates(SpanValues &span, const Config &config, const StepS
     std::memset(value.host.data(), 0, value.host.n_bytes());
     for (std::int64_t i = 0; i < n.n_tokens; ++i) {
         const auto *kept = staging_.as<std::int32_t>();
-        memory_->download(staging_.data(), blocks + (first_token + i) * sizes.n_block_slots,
-                          static_cast<std::size_t>(sizes.n_block_slots) * sizeof(std::int32_t));
+        memory_->download(staging_.data(),
+                          published.blocks->as<std::int32_t>() + (first_token + i) * published.n_block_slots,
+                          static_cast<std::size_t>(published.n_block_slots) * sizeof(std::int32_t));
         auto *row = value.host.as<std::uint8_t>() + i * n.n_groups;
-        for (std::int32_t b = 0; b < sizes.n_block_slots && kept[b] >= 0; ++b)
+        for (std::int32_t b = 0; b < published.n_block_slots && kept[b] >= 0; ++b)
             for (std::int64_t j = kept[b] * block_size; j < std::min((kept[b] + 1) * block_size, n.n_groups); ++j)
                 row[j] = 1;
     }
 }
 
-void TapRun::save_rows(const LayerView &layer, const Workspace &workspace, const StepSizes &sizes) {
+void TapRun::save_rows(const LayerView &layer, const Workspace &workspace, const Published &published) {
     const Config &c = *layer.config;
     const auto *window_new = workspace.get<std::uint8_t>(Workspace::kWindowNew);
     const auto fetch = [&](const std::uint8_t *row, std::size_t n_bytes, Unpack unpack, int n, Bf16 *out) {
@@ -228,8 +230,8 @@ void TapRun::save_rows(const LayerView &layer, const Workspace &workspace, const
                 fetch(view.index_keys.row(first_group + g), view.index_keys.row_bytes, unpack_index_key_row,
                       c.index_head_dim, out + g * c.index_head_dim);
         }
-        save_idx(span, sizes, view.first_token, workspace.get<std::int32_t>(Workspace::kGroups));
-        save_candidates(span, c, sizes, view.first_token, workspace.get<std::int32_t>(Workspace::kBlocks));
+        save_idx(span, published, view.first_token);
+        save_candidates(span, c, published, view.first_token);
         if (Value &value = span[TapName::kLatent]; value.host.data())
             memory_->download(value.host.data(), latents_[s], value.host.n_bytes());
         if (Value &value = span[TapName::kScores]; value.host.data())

@@ -54,8 +54,8 @@ public:
     float *const *scores() const noexcept { return scores_.empty() ? nullptr : scores_.data(); }
     void save_o(const Tile &tile, const Bf16 *o);
     void save_rows(const LayerView &layer, const Workspace &workspace,
-                   const StepSizes &sizes);  // before the ring is written
-    void save_state(const LayerView &layer); // after
+                   const Published &published); // before the ring is written
+    void save_state(const LayerView &layer);    // after
 
     void deliver() const;
 
@@ -83,9 +83,8 @@ private:
     void plan(SpanValues &span, TapName name, ds41_dtype dtype, std::initializer_list<std::int64_t> shape);
     void plan_device_side(const Model &model);
     template <typename T> void save_tile(TapName name, const Tile &tile, const T *source, std::int64_t row);
-    void save_idx(SpanValues &span, const StepSizes &sizes, std::int32_t first_token, const std::int32_t *groups);
-    void save_candidates(SpanValues &span, const Config &config, const StepSizes &sizes, std::int32_t first_token,
-                         const std::int32_t *blocks);
+    void save_idx(SpanValues &span, const Published &published, std::int32_t first_token);
+    void save_candidates(SpanValues &span, const Config &config, const Published &published, std::int32_t first_token);
 
     const Tap &tap_;
     const Memory *memory_;

@@ -59,7 +59,7 @@ std::array<std::size_t, Workspace::kBufferCount> Workspace::buffer_bytes(const C
 
 std::size_t Workspace::n_bytes() const {
     std::size_t sum = 0;
-    for (const Block &block : blocks_) sum += block.n_bytes();
+    for (const auto &block : blocks_) sum += block ? block->n_bytes() : 0;
     return sum;
 }
 
@@ -67,13 +67,14 @@ Workspace Workspace::grown_for(const Config &config, const Memory &memory, const
     const auto wanted = buffer_bytes(config, sizes);
     Workspace grown;
     for (std::size_t i = 0; i < kBufferCount; ++i)
-        if (wanted[i] > blocks_[i].n_bytes()) grown.blocks_[i] = Block(memory, wanted[i]);
+        if (wanted[i] > (blocks_[i] ? blocks_[i]->n_bytes() : 0))
+            grown.blocks_[i] = std::make_shared<const Block>(memory, wanted[i]);
     return grown;
 }
 
 void Workspace::adopt(Workspace &&grown) noexcept {
     for (std::size_t i = 0; i < kBufferCount; ++i)
-        if (grown.blocks_[i].n_bytes() > 0) blocks_[i] = std::move(grown.blocks_[i]);
+        if (grown.blocks_[i]) blocks_[i] = std::move(grown.blocks_[i]);
 }
 
 } // namespace ds41

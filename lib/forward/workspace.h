@@ -5,6 +5,7 @@
 #include "model/model.h"
 
 #include <array>
+#include <memory>
 
 namespace ds41 {
 
@@ -34,7 +35,8 @@ public:
         kBufferCount
     };
 
-    template <typename T> T *get(Buffer buffer) const { return blocks_[buffer].as<T>(); }
+    template <typename T> T *get(Buffer buffer) const { return blocks_[buffer] ? blocks_[buffer]->as<T>() : nullptr; }
+    const std::shared_ptr<const Block> &share(Buffer buffer) const { return blocks_[buffer]; }
     std::size_t n_bytes() const;
 
     static std::array<std::size_t, kBufferCount> buffer_bytes(const Config &config, const StepSizes &sizes);
@@ -45,7 +47,7 @@ public:
     void adopt(Workspace &&grown) noexcept;
 
 private:
-    std::array<Block, kBufferCount> blocks_;
+    std::array<std::shared_ptr<const Block>, kBufferCount> blocks_; // a graph keeps those that it works in
 };
 
 } // namespace ds41

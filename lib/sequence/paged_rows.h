@@ -24,13 +24,24 @@ public:
             blocks_.emplace_back(*memory_, page_bytes(blocks_.size()));
             table_.push_back(blocks_.back().as<std::uint8_t>());
         }
-        if (!memory_->is_host()) upload_table();
+        if (!memory_->is_host()) grow_device_table();
     }
 
-    RowsView view() const {
-        const auto n_rows = std::min(static_cast<std::int64_t>(blocks_.size()) * kPageRows, max_rows_);
-        return {table_.data(), row_bytes_, device_table_.as<std::uint8_t *>(), n_rows};
+    // Entries that the device's table lacks; whoever brings them there says so.
+    std::size_t n_unwritten() const { return n_device_pages() - n_written_; }
+    void append_unwritten(std::vector<PageWrite> &writes) const {
+        for (std::size_t i = n_written_; i < n_device_pages(); ++i)
+            writes.push_back({device_table_.as<std::uint8_t *>() + i, table_[i]});
     }
+    void note_written() noexcept { n_written_ = n_device_pages(); }
+    // All of them at once, for many; waits.
+    void write_now() {
+        memory_->upload(device_table_.as<std::uint8_t *>() + n_written_, table_.data() + n_written_,
+                        n_unwritten() * sizeof table_[0]);
+        note_written();
+    }
+
+    RowsView view() const { return {table_.data(), row_bytes_, device_table_.as<std::uint8_t *>()}; }
 
     std::size_t n_bytes() const { return bytes_for(static_cast<std::int64_t>(blocks_.size()) * kPageRows); }
 
@@ -41,17 +52,20 @@ public:
     }
 
 private:
-    // The device's copy of the table: entries that steps in flight read stay as they are.
-    void upload_table() {
-        if (n_uploaded_ == table_.size()) return;
+    // Room in the device's copy of the table: entries that steps in flight read stay as they are. It seldom moves.
+    void grow_device_table() {
         const std::size_t n_bytes = table_.size() * sizeof table_[0];
-        if (n_bytes > device_table_.n_bytes()) {
-            device_table_ = Block(*memory_, 2 * n_bytes);
-            n_uploaded_ = 0;
-        }
-        memory_->upload(device_table_.as<std::uint8_t *>() + n_uploaded_, table_.data() + n_uploaded_,
-                        (table_.size() - n_uploaded_) * sizeof table_[0]);
-        n_uploaded_ = table_.size();
+        if (n_bytes <= device_table_.n_bytes()) return;
+        constexpr std::size_t kEntries = 64;
+        const std::size_t wanted = std::max(4 * n_bytes, kEntries * sizeof table_[0]);
+        const std::size_t most = page_count(max_rows_) * sizeof table_[0];
+        device_table_ = Block(*memory_, std::max(n_bytes, std::min(wanted, most)));
+        n_written_ = 0;
+    }
+
+    // Pages that the device's table has room for: fewer than there are when it could not grow.
+    std::size_t n_device_pages() const {
+        return std::min(table_.size(), device_table_.n_bytes() / sizeof(std::uint8_t *));
     }
 
     static std::size_t page_count(std::int64_t n_rows) {
@@ -70,7 +84,7 @@ private:
     std::vector<Block> blocks_;
     std::vector<std::uint8_t *> table_;
     Block device_table_;
-    std::size_t n_uploaded_ = 0; // entries that stand in it
+    std::size_t n_written_ = 0; // entries that stand in it, or will when what is enqueued is done
 };
 
 } // namespace ds41

@@ -14,11 +14,16 @@ struct RowsView {
     std::uint8_t *const *pages = nullptr; // [n_rows / kPageRows, rounded up], on the host
     std::size_t row_bytes = 0;
     std::uint8_t *const *device_pages = nullptr; // the same table in the device's memory; null where the host computes
-    std::int64_t n_rows = 0;                     // that there are pages for
 
     std::uint8_t *row(std::int64_t index) const {
         return pages[index / kPageRows] + static_cast<std::size_t>(index % kPageRows) * row_bytes;
     }
+};
+
+// An entry that the device's copy of a table lacks.
+struct PageWrite {
+    std::uint8_t **entry; // in the device's memory
+    std::uint8_t *page;
 };
 
 } // namespace ds41

@@ -54,6 +54,13 @@ public:
     std::uint64_t claim() noexcept { return claim_.fetch_add(1, std::memory_order_relaxed) + 1; }
     std::uint64_t current_claim() const noexcept { return claim_.load(std::memory_order_relaxed); }
 
+    // Calls visit(PagedRows &) for all rows of which the device's tables lack pages.
+    template <typename Visit> void visit_unwritten(Visit &&visit) {
+        for (LayerState &state : layers_)
+            for (PagedRows *rows : {&state.window, &state.compressed, &state.index_keys})
+                if (rows->n_unwritten() > 0) visit(*rows);
+    }
+
     // The handle is gone: free all pages now. A step may keep the empty object until it is replaced.
     void close() noexcept;
 

@@ -136,7 +136,7 @@ MEMBER(ds41_load_options, progress_user, 56, 8)
 
 SIZE(ds41_ctx_options, 48)
 MEMBER(ds41_ctx_options, struct_size, 0, 4)
-MEMBER(ds41_ctx_options, reserved, 4, 4)
+MEMBER(ds41_ctx_options, attention_split, 4, 4)
 MEMBER(ds41_ctx_options, stream, 8, 8)
 MEMBER(ds41_ctx_options, topk_end_pos, 16, 8)
 MEMBER(ds41_ctx_options, n_threads, 24, 4)

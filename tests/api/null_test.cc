@@ -229,6 +229,16 @@ std::vector<NullCall> null_calls() {
              return status;
          }},
         {"ds41_decode_capturable", "capturable", [](Scene &s) { return ds41_decode_capturable(s.ctx, 0, nullptr); }},
+        {"ds41_graph_begin", "ctx", [](Scene &) { return ds41_graph_begin(nullptr, 0); }},
+        {"ds41_graph_end", "ctx",
+         [](Scene &) {
+             ds41_graph *graph = sentinel<ds41_graph>();
+             const ds41_status status = ds41_graph_end(nullptr, &graph);
+             CHECK(graph == sentinel<ds41_graph>());
+             return status;
+         }},
+        {"ds41_graph_end", "graph", [](Scene &s) { return ds41_graph_end(s.ctx, nullptr); }},
+        {"ds41_graph_launch", "graph", [](Scene &) { return ds41_graph_launch(nullptr); }},
     };
 }
 

@@ -270,13 +270,15 @@ TEST_CASE("_init functions fill the whole struct") {
     CHECK(is_zero_but(ctx_options, 0, 4));
 }
 
-TEST_CASE("reserved members of option structs must be 0") {
+TEST_CASE("the attention split is in its range") {
     const TestModel model = random_model(small_config());
     ds41_ctx_options options;
     ds41_ctx_options_init(&options, sizeof(options));
-    options.reserved = 1;
-    ds41_ctx *ctx = nullptr;
-    check_refused(ds41_ctx_create(&ctx, model.get(), &options), {DS41_STATUS_UNSUPPORTED, DS41_STATUS_INVALID_ARGUMENT},
-                  "ds41_ctx_create", {"reserved"});
-    CHECK(ctx == nullptr);
+    for (const int32_t split : {-1, 9}) {
+        options.attention_split = split;
+        ds41_ctx *ctx = nullptr;
+        check_refused(ds41_ctx_create(&ctx, model.get(), &options), {DS41_STATUS_INVALID_ARGUMENT}, "ds41_ctx_create",
+                      {"options.attention_split", std::to_string(split), "[0, 8]"});
+        CHECK(ctx == nullptr);
+    }
 }

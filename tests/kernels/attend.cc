@@ -6,6 +6,8 @@
 #include "attend/rows.cuh"
 #include "common/exp.cuh"
 #include "paged_step.h"
+#include "quantised.h"
+#include "rows/launch.h"
 #include "support/compare.h"
 
 #include <limits>
@@ -100,6 +102,16 @@ Scene make_scene(Random &random, const Case &shape) {
     scene.sink = sink;
     scene.rope = rope;
     return scene;
+}
+
+// Places without a token behind the step's last, with nothing but NaN for them.
+void pad(Scene &scene, int n_more) {
+    const auto more = static_cast<std::size_t>(n_more), dim = static_cast<std::size_t>(scene.shape.head_dim);
+    scene.tokens = padded(scene.tokens, n_more);
+    scene.window_new = extended(scene.window_new, more * window_row_bytes(static_cast<int>(dim)));
+    scene.groups = extended(scene.groups, more * static_cast<std::size_t>(scene.n_group_slots));
+    scene.q = extended(scene.q, more * scene.width());
+    scene.rope = extended(scene.rope, more * static_cast<std::size_t>(scene.shape.rope_dim));
 }
 
 // ---- The model.
@@ -198,8 +210,14 @@ bool operator==(const Result &a, const Result &b) {
     return same_bits(a.before, b.before) && same_bits(a.rotated, b.rotated);
 }
 
+struct More {
+    bool tapped = true, stored = true;
+    const QuantisedCopy *quantised = nullptr; // of one tile
+    bool commit = false;
+};
+
 Result run(const Scene &scene, const std::vector<int> &tiles, int n_splits, Kernel kernel = Kernel::kPortable,
-           bool tapped = true) {
+           const More &more = {}) {
     const Case &shape = scene.shape;
     Result result;
     int first = 0;
@@ -224,8 +242,10 @@ Result run(const Scene &scene, const std::vector<int> &tiles, int n_splits, Kern
         p.scale = scene.scale();
         p.rope = scene.rope.data();
         p.n_splits = n_splits;
-        p.o_before = tapped ? before.data() : nullptr;
-        p.o = o.data();
+        p.o_before = more.tapped ? before.data() : nullptr;
+        p.o = more.stored ? o.data() : nullptr;
+        if (more.quantised) p.quantised = more.quantised->rows();
+        p.commit = more.commit;
         const Array<float> workspace(attend_workspace_bytes(p) / sizeof(float));
         if (workspace.size() > 0) p.workspace = workspace.data();
         REQUIRE_LAUNCHES(kernel == Kernel::kTensor ? launch_attend_tensor(nullptr, p) : launch_attend(nullptr, p));
@@ -539,12 +559,202 @@ TEST_CASE("attend: a NaN in a row reaches the tokens that attend to it, all of t
     }
 }
 
+namespace {
+
+// Many heads and many rows take ThreadSanitizer long, and are nothing to what these tests are about.
+bool is_long(const Case &shape) {
+    return shape.n_heads > 9 || shape.window > 1000;
+}
+
+// A row of o, of all heads.
+std::vector<Bf16> o_row(const Scene &scene, const std::vector<Bf16> &o, std::size_t token) {
+    const auto first = o.begin() + static_cast<std::ptrdiff_t>(token * scene.width());
+    return std::vector<Bf16>(first, first + static_cast<std::ptrdiff_t>(scene.width()));
+}
+
+} // namespace
+
+TEST_CASE("attend: zeros for places without a token, for which nothing is read") {
+    Random random(729);
+    for (const Case &shape : kCases) {
+        if (is_long(shape)) continue;
+        CAPTURE(std::string(shape.name));
+        Scene scene = make_scene(random, shape);
+        const int n = token_count(shape.spans);
+        const Result alone = run(scene, {n}, 1);
+        pad(scene, 3);
+        const auto there = static_cast<std::ptrdiff_t>(alone.before.size());
+        const auto front = [&](const auto &all) { return std::vector<Bf16>(all.begin(), all.begin() + there); };
+        const auto back = [&](const auto &all) { return std::vector<Bf16>(all.begin() + there, all.end()); };
+        const std::vector<Bf16> zeros(3 * scene.width(), Bf16{0});
+        for (const int n_splits : {1, 2, 0})
+            for (const auto &tiles : {std::vector<int>{n + 3}, std::vector<int>{n, 3}}) {
+                CAPTURE(n_splits);
+                const Result result = run(scene, tiles, n_splits);
+                CHECK(same_bits(front(result.before), alone.before));
+                CHECK(same_bits(front(result.rotated), alone.rotated));
+                CHECK(same_bits(back(result.before), zeros));
+                CHECK(same_bits(back(result.rotated), zeros));
+            }
+        // Not one token, and no sequence either.
+        Scene empty = make_scene(random, {"", shape.n_heads, shape.head_dim, shape.rope_dim, shape.window, 0, 0, {}});
+        pad(empty, 2);
+        for (const int n_splits : {1, 3})
+            for (const Bf16 value : run(empty, {2}, n_splits).rotated) REQUIRE(value.bits == 0);
+    }
+}
+
+TEST_CASE("attend: quantised copies of o, beside it and instead of it") {
+    Random random(730);
+    for (const Case &shape : kCases) {
+        if (is_long(shape)) continue;
+        CAPTURE(std::string(shape.name));
+        Scene scene = make_scene(random, shape);
+        scene.sink[0] = kInfinity; // zeros
+        const int n = token_count(shape.spans);
+        pad(scene, 2);
+        if (shape.n_heads > 1) {
+            // A token whose rows hold a NaN; all of its heads have blocks of NaN.
+            std::memset(scene.window_new.data(), 0xff, 1);
+            scene.window_new[static_cast<std::size_t>(shape.head_dim)] = kUe8m0Nan;
+        }
+        const Result plain = run(scene, {n + 2}, 1);
+        for (const QuantisedForm form : {QuantisedForm::kFp8, QuantisedForm::kQ8}) {
+            CAPTURE(name_of(form));
+            for (const int n_splits : {1, 3}) {
+                CAPTURE(n_splits);
+                const bool stored = (form == QuantisedForm::kFp8) == (n_splits == 1);
+                const QuantisedCopy copy(form, n + 2, static_cast<int>(scene.width()));
+                const Result result =
+                    run(scene, {n + 2}, n_splits, Kernel::kPortable, {.stored = stored, .quantised = &copy});
+                CHECK(same_bits(result.before, plain.before));
+                if (stored) CHECK(same_bits(result.rotated, plain.rotated));
+                for (std::size_t t = 0; t < static_cast<std::size_t>(n + 2); ++t)
+                    copy.check(static_cast<int>(t), o_row(scene, plain.rotated, t));
+            }
+        }
+    }
+    // On tensor cores nobody can have them, whatever the sizes.
+    AttendParams p{};
+    p.quantised.form = QuantisedForm::kQ8;
+    p.head_dim = 128;
+    CHECK(launch_attend_tensor(nullptr, p) != 0);
+    p.head_dim = 32;
+    CHECK(launch_attend_tensor(nullptr, p) != 0);
+}
+
+TEST_CASE("attend: the step's rows go to the rings, once those have been read") {
+    Random random(743);
+    // Of a span longer than the ring, and one that goes over what its own tokens read; one that is as long.
+    std::vector<Case> cases(std::begin(kCases), std::end(kCases));
+    cases.push_back({"longer than the ring", 9, 64, 8, 4, 2, 3, {{0, 9}, {33, 1}, {50, 4}, {7, 5}}});
+    cases.push_back({"longer than a ring of chunks", 3, 32, 8, 70, 0, 0, {{50, 72}, {200, 1}}});
+    for (const Case &shape : cases) {
+        if (is_long(shape)) continue;
+        CAPTURE(std::string(shape.name));
+        Scene scene = make_scene(random, shape);
+        const std::size_t row_bytes = window_row_bytes(shape.head_dim);
+        const auto rings = [&] {
+            std::vector<std::vector<std::uint8_t>> rows;
+            for (const Pages &ring : scene.window)
+                for (int slot = 0; slot < shape.window; ++slot)
+                    rows.emplace_back(ring.row(slot), ring.row(slot) + row_bytes);
+            return rows;
+        };
+        const auto restore = [&](const std::vector<std::vector<std::uint8_t>> &rows) {
+            auto row = rows.begin();
+            for (const Pages &ring : scene.window)
+                for (int slot = 0; slot < shape.window; ++slot, ++row)
+                    std::copy(row->begin(), row->end(), ring.row(slot));
+        };
+        const int n = token_count(shape.spans);
+        pad(scene, 2);
+        const auto before = rings();
+        const Result plain = run(scene, {n + 2}, 1);
+        CHECK(run(scene, {n + 2}, 3) == plain);
+        CHECK(rings() == before); // nobody asked for it
+
+        CommitWindowParams commit{};
+        commit.window_new = scene.window_new.data();
+        commit.tokens = scene.tokens.data();
+        commit.spans = scene.span_rows.data();
+        commit.n_tokens = n + 2;
+        commit.window_size = shape.window;
+        commit.row_bytes = static_cast<std::int32_t>(row_bytes);
+        REQUIRE_LAUNCHES(launch_commit_window(nullptr, commit));
+        const auto expected = rings();
+        CHECK(expected != before);
+
+        const std::uint64_t seed = simt::seed();
+        for (const int n_splits : {1, 8}) {
+            CAPTURE(n_splits);
+            restore(before);
+            simt::set_seed(seed + static_cast<std::uint64_t>(n_splits));
+            CHECK(run(scene, {n + 2}, n_splits, Kernel::kPortable, {.commit = true}) == plain);
+            CHECK(rings() == expected);
+        }
+        simt::set_seed(seed);
+        if (shape.head_dim % 128 == 0) { // it takes no padding
+            restore(before);
+            run(scene, {n}, 1, Kernel::kTensor, {.commit = true});
+            CHECK(rings() == expected);
+        }
+    }
+    // Of no heads, all the same.
+    Scene scene = make_scene(random, {"", 1, 32, 8, 4, 0, 0, {{0, 1}}});
+    scene.shape.n_heads = 0;
+    run(scene, {1}, 1, Kernel::kPortable, {.commit = true});
+    CHECK(std::equal(scene.window_new.data(), scene.window_new.data() + window_row_bytes(32), scene.window[0].row(0)));
+}
+
+TEST_CASE("attend: a decode batch of any size, with any number of splits, filled up or not") {
+    Random random(744);
+    Case shape{"", 2, 32, 8, 130, 1, 400, {}};
+    for (int s = 0; s < 16; ++s)
+        shape.spans.push_back({s % 5 == 0 ? 620 - 7 * s : 9 * s + 3, 1}); // 9 chunks, or 5 at most
+    const Scene all = make_scene(random, shape);
+    const Result whole = run(all, {16}, 1);
+    check_values(all, whole);
+    for (int n = 1; n <= 16; ++n) {
+        CAPTURE(n);
+        // The same tokens, in a batch of their own.
+        const auto n_values = static_cast<std::ptrdiff_t>(static_cast<std::size_t>(n) * all.width());
+        const std::vector<Bf16> before(whole.before.begin(), whole.before.begin() + n_values),
+            rotated(whole.rotated.begin(), whole.rotated.begin() + n_values);
+        for (int n_splits = 0; n_splits <= 8; ++n_splits) {
+            if (n != 1 && n != 3 && n != 16 && n_splits != 1 + n % 8) continue; // some of all pairs
+            CAPTURE(n_splits);
+            const Result result = run(all, {n}, n_splits);
+            CHECK(same_bits(result.before, before));
+            CHECK(same_bits(result.rotated, rotated));
+        }
+        if (n % 2 == 0) continue;
+        Scene filled{shape,
+                     all.n_group_slots,
+                     padded(all.tokens.get(0, static_cast<std::size_t>(n)), 16 - n),
+                     all.span_rows.get(0, static_cast<std::size_t>(n)),
+                     {},
+                     {},
+                     all.window_new.get(),
+                     all.groups.get(),
+                     all.q.get(),
+                     all.sink.get(),
+                     all.rope.get()};
+        const Result result = run(filled, {16}, n % 9);
+        CHECK(std::equal(before.begin(), before.end(), result.before.begin(),
+                         [](Bf16 a, Bf16 b) { return a.bits == b.bits; }));
+        CHECK(std::equal(rotated.begin(), rotated.end(), result.rotated.begin(),
+                         [](Bf16 a, Bf16 b) { return a.bits == b.bits; }));
+        CHECK(std::all_of(result.rotated.begin() + n_values, result.rotated.end(), [](Bf16 v) { return v.bits == 0; }));
+    }
+}
+
 TEST_CASE("attend: no tap, and nothing to do") {
     Random random(726);
     const Scene scene = make_scene(random, kCases[3]);
     for (const int n_splits : {1, 3})
-        CHECK(
-            same_bits(run(scene, {6}, n_splits, Kernel::kPortable, false).rotated, run(scene, {6}, n_splits).rotated));
+        CHECK(same_bits(run(scene, {6}, n_splits, Kernel::kPortable, {.tapped = false}).rotated,
+                        run(scene, {6}, n_splits).rotated));
     AttendParams p{};
     p.window_size = 4;
     p.n_heads = 1;

@@ -1,5 +1,6 @@
 // Products of activation rows with weight matrices: the kernels bit for bit against scalar sums in the order that they
 // state, and within a derived bound against exact sums and lib/numeric.
+#include "linear/kernel.cuh"
 #include "linear/launch.h"
 #include "numeric/fp8_linear.h"
 #include "numeric/q2_k.h"
@@ -23,6 +24,8 @@ struct Matrix {
     LinearOutput output = LinearOutput::kF32;
     int head_dim = 0, n_pairs = 0;
     bool quantise = false;
+    QuantisedForm form = QuantisedForm::kNone; // of the results, besides or instead of bf16
+    bool only_quantised = false;
     int weight_offset = 0, x_offset = 0; // bytes and elements between an aligned address and the first one
     int x_gap = 8, out_gap = 6;          // elements between two rows
 
@@ -108,10 +111,11 @@ struct Problem {
     LinearFormat format;
     int n;
     std::vector<Operand> operands;
+    bool quantise_before = false; // kFp8: what the product would quantise is quantised before
 };
 
 Problem make_problem(Random &random, LinearFormat format, int n, const std::vector<Matrix> &shapes) {
-    Problem problem{format, n, {}};
+    Problem problem{format, n, {}, false};
     for (const Matrix &shape : shapes) {
         Operand o;
         o.shape = shape;
@@ -142,7 +146,7 @@ public:
     void may_read(const void *data, std::size_t n_bytes) { add(data, n_bytes, simt::Access::kRead); }
     void may_write(const void *data, std::size_t n_bytes) { add(data, n_bytes, simt::Access::kWrite); }
 
-    const char *access(const void *p, std::size_t n_bytes, simt::Access access) override {
+    const char *access(const void *p, std::size_t n_bytes, simt::Access access, bool *) override {
         const auto begin = reinterpret_cast<std::uintptr_t>(p);
         const auto allows = [&](const Range &r) {
             return r.access == access && r.begin <= begin && begin + n_bytes <= r.end;
@@ -182,15 +186,99 @@ bool is_f32(const Matrix &shape) {
     return shape.output == LinearOutput::kF32;
 }
 
-// Outputs of tokens [first, first + n) of the operands `which`, in one launch.
-std::vector<Rows> run(const Problem &problem, int first, int n, const std::vector<std::size_t> &which) {
+// Rows of one form in memory, between others that nobody may touch: a block before and one behind in each row.
+class QuantisedArrays {
+public:
+    QuantisedArrays(QuantisedForm form, int n, int width, bool is_padded)
+        : form_(form), n_(n), width_(width), first_(is_padded ? kQuantisedBlock : 0), stride_(width + 2 * first_),
+          values_(form == QuantisedForm::kFp8 ? count() : 0), codes_(form == QuantisedForm::kQ8 ? count() : 0),
+          scales_(codes_.size() / kQuantisedBlock) {}
+
+    QuantisedRows rows() const {
+        QuantisedRows to{};
+        to.form = form_;
+        to.width = stride_;
+        to.values = values_.size() ? values_.data() + first_ : nullptr;
+        to.codes = codes_.size() ? codes_.data() + first_ : nullptr;
+        to.scales = scales_.size() ? scales_.data() + first_ / kQuantisedBlock : nullptr;
+        return to;
+    }
+    void declare(Declared &declared, simt::Access access) const {
+        const QuantisedRows to = rows();
+        const auto may = [&](const void *data, std::size_t n_bytes) {
+            access == simt::Access::kRead ? declared.may_read(data, n_bytes) : declared.may_write(data, n_bytes);
+        };
+        const auto width = static_cast<std::size_t>(width_);
+        for (int t = 0; t < n_; ++t) {
+            if (to.values) may(to.values + t * stride_, width * sizeof(Bf16));
+            if (to.codes) may(to.codes + t * stride_, width);
+            if (to.scales) may(to.scales + t * (stride_ / kQuantisedBlock), width / kQuantisedBlock * sizeof(float));
+        }
+    }
+    // Against what lib/numeric makes of a row.
+    void check(int t, const Bf16 *row) const {
+        const QuantisedRows to = rows();
+        const auto width = static_cast<std::size_t>(width_);
+        if (form_ == QuantisedForm::kFp8) {
+            std::vector<std::uint8_t> codes(width);
+            std::vector<float> scales(width / kQuantisedBlock), expected, actual;
+            quantise_fp8_activations(row, width_, codes.data(), scales.data());
+            for (std::size_t i = 0; i < width; ++i) {
+                expected.push_back(round_bf16(e4m3_to_f32(codes[i]) * scales[i / kQuantisedBlock]));
+                actual.push_back(to_f32(to.values[t * stride_ + static_cast<int>(i)]));
+            }
+            CHECK(same_bits(actual, expected));
+        } else {
+            std::vector<Q8Block> blocks(width / kQ8Block);
+            quantise_q8(row, width_, blocks.data());
+            std::vector<std::int8_t> expected;
+            std::vector<float> scales;
+            for (const Q8Block &block : blocks) {
+                expected.insert(expected.end(), block.codes, block.codes + kQ8Block);
+                scales.push_back(f16_to_f32(block.d));
+            }
+            const std::int8_t *codes = to.codes + t * stride_;
+            const float *of_row = to.scales + t * (stride_ / kQ8Block);
+            CHECK(same_bits(std::vector<std::int8_t>(codes, codes + width), expected));
+            CHECK(same_bits(std::vector<float>(of_row, of_row + blocks.size()), scales));
+        }
+    }
+
+private:
+    std::size_t count() const { return static_cast<std::size_t>(n_ * stride_); }
+
+    QuantisedForm form_;
+    int n_, width_, first_, stride_;
+    Array<Bf16> values_;
+    Array<std::int8_t> codes_;
+    Array<float> scales_;
+};
+
+// Under the caller's Watch.
+QuantisedArrays quantise_rows(QuantisedForm form, const Bf16 *x, int stride_x, int n, int width) {
+    QuantisedArrays arrays(form, n, width, false);
+    QuantiseParams q{};
+    q.x = x;
+    q.stride_x = stride_x;
+    q.n = n;
+    q.out = arrays.rows();
+    Declared declared;
+    for (int t = 0; t < n; ++t) declared.may_read(x + t * stride_x, static_cast<std::size_t>(width) * sizeof(Bf16));
+    arrays.declare(declared, simt::Access::kWrite);
+    REQUIRE_LAUNCHES(launch_quantise(&declared, q));
+    return arrays;
+}
+
+// Outputs of tokens [first, first + n) of the operands `which`, in one launch. `quantised` gets those in another form
+// than bf16.
+std::vector<Rows> run(const Problem &problem, int first, int n, const std::vector<std::size_t> &which,
+                      std::vector<QuantisedArrays> *quantised = nullptr) {
     LinearParams p{};
     p.n_segments = static_cast<std::int32_t>(which.size());
     p.n = n;
     p.format = problem.format;
     std::vector<Array<std::uint8_t>> outputs;
-    std::vector<Array<std::int8_t>> codes;
-    std::vector<Array<float>> code_scales;
+    std::vector<QuantisedArrays> inputs;
     const Watch watch;
     Declared declared;
     for (std::size_t i = 0; i < which.size(); ++i) {
@@ -214,38 +302,35 @@ std::vector<Rows> run(const Problem &problem, int first, int n, const std::vecto
         s.quantise = shape.quantise;
         const std::size_t size = is_f32(shape) ? sizeof(float) : sizeof(Bf16);
         outputs.emplace_back(static_cast<std::size_t>((n - 1) * s.stride_out + shape.all_rows()) * size);
-        s.out = outputs.back().data();
-        if (problem.format == LinearFormat::kQ2K) {
-            codes.emplace_back(static_cast<std::size_t>(n * shape.all_k()));
-            code_scales.emplace_back(codes.back().size() / kQ8Block);
-            QuantiseQ8Params q{};
-            q.x = o.row(first);
-            q.codes = codes.back().data();
-            q.scales = code_scales.back().data();
-            q.stride_x = o.stride_x;
-            q.n = n;
-            q.k = shape.all_k();
-            Declared of_quantiser;
-            for (int t = 0; t < n; ++t)
-                of_quantiser.may_read(o.row(first + t), static_cast<std::size_t>(shape.all_k()) * sizeof(Bf16));
-            of_quantiser.may_write(q.codes, codes.back().size());
-            of_quantiser.may_write(q.scales, code_scales.back().size() * sizeof(float));
-            REQUIRE_LAUNCHES(launch_quantise_q8(&of_quantiser, q));
-            declared.may_read(q.codes, codes.back().size());
-            declared.may_read(q.scales, code_scales.back().size() * sizeof(float));
-            s.codes = q.codes;
-            s.code_scales = q.scales;
-            s.stride_x = 0;
+        s.out = shape.only_quantised ? nullptr : outputs.back().data();
+        if (shape.form != QuantisedForm::kNone) {
+            quantised->emplace_back(shape.form, n, shape.all_rows(), true);
+            s.quantised = quantised->back().rows();
+            quantised->back().declare(declared, simt::Access::kWrite);
         }
+        if (problem.format == LinearFormat::kQ2K) {
+            inputs.push_back(quantise_rows(QuantisedForm::kQ8, o.row(first), o.stride_x, n, shape.all_k()));
+            s.codes = inputs.back().rows().codes;
+            s.code_scales = inputs.back().rows().scales;
+            s.stride_x = 0;
+        } else if (problem.quantise_before) {
+            inputs.push_back(quantise_rows(QuantisedForm::kFp8, o.row(first), o.stride_x, n, shape.all_k()));
+            s.x = inputs.back().rows().values;
+            s.stride_x = shape.all_k();
+            s.quantise = 0;
+        } else {
+            for (int t = 0; t < n; ++t)
+                declared.may_read(o.row(first + t), static_cast<std::size_t>(shape.all_k()) * sizeof(Bf16));
+        }
+        if (!s.x || problem.quantise_before) inputs.back().declare(declared, simt::Access::kRead);
         declared.may_read(s.weights, o.weights.bytes.size() - static_cast<std::size_t>(shape.weight_offset));
         declared.may_read(s.scales, o.weights.scales.size());
         if (s.angles) declared.may_read(s.angles, static_cast<std::size_t>(2 * n * shape.n_pairs) * sizeof(float));
-        for (int t = 0; t < n; ++t) {
-            if (s.x) declared.may_read(o.row(first + t), static_cast<std::size_t>(shape.all_k()) * sizeof(Bf16));
+        for (int t = 0; t < n && s.out; ++t)
             declared.may_write(outputs.back().data() + static_cast<std::size_t>(t * s.stride_out) * size,
                                static_cast<std::size_t>(shape.all_rows()) * size);
-        }
     }
+    simt::take_counts();
     REQUIRE_LAUNCHES(launch_linear(&declared, p));
     std::vector<Rows> result;
     for (std::size_t i = 0; i < which.size(); ++i) {
@@ -367,6 +452,29 @@ void check(const Problem &problem) {
     }
 }
 
+// The results of each operand against lib/numeric, and what is quantised of them.
+void check_quantised(const Problem &problem) {
+    std::vector<std::size_t> all(problem.operands.size());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+    std::vector<QuantisedArrays> quantised;
+    const std::vector<Rows> actual = run(problem, 0, problem.n, all, &quantised);
+    auto arrays = quantised.begin();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+        CAPTURE(i);
+        const Operand &o = problem.operands[i];
+        for (int t = 0; t < problem.n; ++t) {
+            CAPTURE(t);
+            const std::vector<float> expected = expected_row(problem, o, t);
+            if (!o.shape.only_quantised) CHECK(same_bits(actual[i][static_cast<std::size_t>(t)], expected));
+            if (o.shape.form == QuantisedForm::kNone) continue;
+            std::vector<Bf16> row;
+            for (const float value : expected) row.push_back(to_bf16(value));
+            arrays->check(t, row.data());
+        }
+        if (o.shape.form != QuantisedForm::kNone) ++arrays;
+    }
+}
+
 const struct Format {
     const char *name;
     LinearFormat format;
@@ -479,6 +587,20 @@ TEST_CASE("linear: every kind of output") {
             CAPTURE(static_cast<int>(output));
             check(make_problem(random, format.format, 5, {matrix(format, 21, 320, output)}));
         }
+    }
+}
+
+TEST_CASE("linear: as many matrices as a launch takes") {
+    Random random(737);
+    for (const Format &format : kFormats) {
+        CAPTURE(std::string(format.name));
+        std::vector<Matrix> shapes;
+        for (int i = 0; i < kMaxLinearSegments; ++i) {
+            shapes.push_back(
+                matrix(format, 1 + 16 * i, 64 + 256 * i, i % 2 ? LinearOutput::kBf16 : LinearOutput::kF32));
+            shapes.back().n_slices = 1 + i % 3;
+        }
+        check(make_problem(random, format.format, 2, shapes));
     }
 }
 
@@ -620,7 +742,207 @@ TEST_CASE("linear: NaN and infinities reach the outputs that they belong to, and
     }
 }
 
-TEST_CASE("quantise_q8: codes and scales of lib/numeric") {
+TEST_CASE("linear: rows that are quantised before give the bits of a product that quantises them") {
+    Random random(731);
+    for (const int n : {1, 2, 3, 8, 9, 16}) {
+        CAPTURE(n);
+        Matrix slices = matrix(kFormats[3], 6, 320, LinearOutput::kBf16);
+        slices.n_slices = 3;
+        Matrix offset = matrix(kFormats[3], 5, 96);
+        offset.x_offset = 1;
+        Problem problem = make_problem(random, LinearFormat::kFp8, n, {matrix(kFormats[3], 18, 1312), slices, offset});
+        // A block of NaN, of zeros, and of values below the quantiser's smallest scale.
+        Operand &o = problem.operands[0];
+        o.x[5] = Bf16{0x7fc1};
+        for (std::size_t i = 0; i < kQuantisedBlock; ++i) {
+            const auto row = static_cast<std::size_t>((n - 1) * o.stride_x);
+            o.x[row + 64 + i] = Bf16{static_cast<std::uint16_t>(i % 2 ? 0x8000 : 0)};
+            o.x[row + 96 + i] = to_bf16(static_cast<float>(1e-9 * random.normal()));
+        }
+        check(problem);
+        const std::vector<Rows> before = run(problem);
+        problem.quantise_before = true;
+        check(problem);
+        const std::vector<Rows> after = run(problem);
+        for (std::size_t i = 0; i < before.size(); ++i)
+            for (std::size_t t = 0; t < static_cast<std::size_t>(n); ++t) CHECK(same_bits(after[i][t], before[i][t]));
+    }
+}
+
+TEST_CASE("linear: q8_1 scales that fp16 does not hold") {
+    Random random(732);
+    Problem problem = make_problem(random, LinearFormat::kQ2K, 5, {matrix(kFormats[4], 20, 2816)});
+    const Operand &o = problem.operands[0];
+    const auto set = [&](int t, int block, float scale) {
+        for (int i = 0; i < kQ8Block; ++i)
+            o.x[static_cast<std::size_t>(t * o.stride_x + block * kQ8Block + i)] =
+                to_bf16(static_cast<float>(random.normal()) * scale);
+    };
+    for (int block = 0; block < o.shape.k / kQ8Block; ++block) {
+        set(0, block, 0.0f);
+        set(1, block, 1e-4f);                    // subnormal
+        set(2, block, 1e-9f);                    // zero, with codes
+        if (block % 9 == 2) set(3, block, 1e9f); // infinite
+        set(4, block, block % 2 ? 1e6f : 1e-9f);
+    }
+    check(problem);
+    const Rows rows = run(problem)[0];
+    for (const std::size_t t : {0u, 2u})
+        CHECK(std::all_of(rows[t].begin(), rows[t].end(), [](float v) { return v == 0.0f; }));
+    CHECK(std::none_of(rows[1].begin(), rows[1].end(), [](float v) { return v == 0.0f; }));
+    CHECK(std::none_of(rows[3].begin(), rows[3].end(), [](float v) { return is_finite(v); }));
+}
+
+TEST_CASE("linear: every half is the float that lib/numeric says") {
+    for (std::uint32_t half = 0; half < 0x10000; ++half) {
+        CAPTURE(half);
+        REQUIRE(float_bits(half_to_f32(half)) == float_bits(f16_to_f32(static_cast<std::uint16_t>(half))));
+        REQUIRE(float_bits(half_to_f32(0xabcd0000u | half)) == float_bits(half_to_f32(half)));
+    }
+}
+
+TEST_CASE("linear: results quantised, besides bf16 or instead") {
+    Random random(733);
+    for (const Format &format : kFormats) {
+        CAPTURE(std::string(format.name));
+        for (const int n : {1, 2, 3, 8, 9, 16}) {
+            CAPTURE(n);
+            for (const auto form : {QuantisedForm::kFp8, QuantisedForm::kQ8}) {
+                CAPTURE(static_cast<int>(form));
+                Matrix both = matrix(format, n < 8 ? 64 : 32, n == 1 ? 2100 : 300, LinearOutput::kBf16);
+                both.form = form;
+                Matrix slices = matrix(format, 32, n == 9 ? 1100 : 256, LinearOutput::kBf16);
+                slices.n_slices = n < 4 ? 8 : 2;
+                slices.form = form;
+                slices.only_quantised = true;
+                if (n == 3) slices.x_offset = 1;
+                check_quantised(make_problem(random, format.format, n, {both, slices}));
+            }
+        }
+        // With neighbours that are not quantised, of which some have rows that fill no thread block.
+        Matrix rotated = matrix(format, 12, 64, LinearOutput::kRotated);
+        rotated.head_dim = 6;
+        rotated.n_pairs = 2;
+        Matrix fp8 = matrix(format, 32, 96, LinearOutput::kBf16), q8 = matrix(format, 96, 96, LinearOutput::kBf16);
+        fp8.form = QuantisedForm::kFp8;
+        q8.form = QuantisedForm::kQ8;
+        check_quantised(make_problem(random, format.format, 3,
+                                     {matrix(format, 33, 1100), fp8, rotated, q8,
+                                      matrix(format, 17, 40, LinearOutput::kScaled), matrix(format, 1, 300)}));
+    }
+}
+
+TEST_CASE("linear: quantised results of zeros, NaN and infinities") {
+    Random random(734);
+    for (const Format &format : kFormats) {
+        CAPTURE(std::string(format.name));
+        for (const auto form : {QuantisedForm::kFp8, QuantisedForm::kQ8}) {
+            CAPTURE(static_cast<int>(form));
+            Matrix shape = matrix(format, 64, 256, LinearOutput::kBf16);
+            shape.form = form;
+            Problem problem = make_problem(random, format.format, 3, {shape});
+            const Operand &o = problem.operands[0];
+            for (int i = 0; i < o.shape.k; ++i) o.x[static_cast<std::size_t>(i)] = Bf16{0};
+            o.x[static_cast<std::size_t>(o.stride_x + 3)] = Bf16{0x7f80};
+            check_quantised(problem);
+            // One row of the matrix, so one block of a result.
+            Weights &w = problem.operands[0].weights;
+            const std::size_t at = 40 * 256 + 5;
+            if (format.format == LinearFormat::kFp8)
+                w.bytes[at] = 0x7f;
+            else if (format.format == LinearFormat::kF32)
+                std::memcpy(w.bytes.data() + at * sizeof(float), "\0\0\xc0\x7f", sizeof(float));
+            else
+                continue;
+            w.values[at] = float_from_bits(0x7fc00000u);
+            check_quantised(problem);
+        }
+    }
+}
+
+TEST_CASE("linear: products that underflow give the same zero whatever rides along") {
+    Random random(738);
+    for (const int n : {1, 4, 16}) {
+        CAPTURE(n);
+        for (const auto form : {QuantisedForm::kNone, QuantisedForm::kFp8}) {
+            CAPTURE(static_cast<int>(form));
+            for (const int k : {512, 1024, 1536}) {
+                CAPTURE(k);
+                Matrix shape = matrix(kFormats[1], 32, k, LinearOutput::kBf16);
+                shape.form = form;
+                Problem problem = make_problem(random, LinearFormat::kF32, n, {shape});
+                Operand &o = problem.operands[0];
+                for (std::size_t i = 0; i < o.x.size(); ++i) o.x[i] = to_bf16(1e-30f);
+                for (std::size_t i = 0; i < o.weights.values.size(); ++i) {
+                    o.weights.values[i] = -1e-30f;
+                    std::memcpy(o.weights.bytes.data() + i * sizeof(float), &o.weights.values[i], sizeof(float));
+                }
+                check_quantised(problem);
+            }
+        }
+    }
+}
+
+TEST_CASE("linear: results that cannot be quantised are refused") {
+    Random random(735);
+    const Weights weights = make_weights(random, LinearFormat::kBf16, matrix(kFormats[0], 64, 32));
+    const Array<Bf16> x(64), out(64);
+    const QuantisedArrays arrays(QuantisedForm::kFp8, 1, 64, false);
+    LinearParams p{};
+    p.n_segments = p.n = 1;
+    p.format = LinearFormat::kBf16;
+    LinearSegment &s = p.segments[0];
+    s.weights = weights.data();
+    s.x = x.data();
+    s.out = out.data();
+    s.rows = s.k = 32;
+    s.n_slices = 2;
+    s.quantised = arrays.rows();
+    CHECK(launch_linear(nullptr, p) == 0);
+    s.rows = 16;
+    CHECK(launch_linear(nullptr, p) != 0);
+    s.rows = 32;
+    for (const auto output : {LinearOutput::kF32, LinearOutput::kScaled, LinearOutput::kRotated}) {
+        s.output = output;
+        CHECK(launch_linear(nullptr, p) != 0);
+    }
+    QuantiseParams q{};
+    q.x = x.data();
+    q.n = 1;
+    q.out = arrays.rows();
+    q.out.width = 32;
+    CHECK(launch_quantise(nullptr, q) == 0);
+    q.out.width = 31;
+    CHECK(launch_quantise(nullptr, q) != 0);
+    q.out.width = 32;
+    q.out.form = QuantisedForm::kNone;
+    CHECK(launch_quantise(nullptr, q) != 0);
+}
+
+TEST_CASE("linear: a product of one row asks for little more than the weights' bytes") {
+    Random random(736);
+    for (const Format &format : kFormats) {
+        CAPTURE(std::string(format.name));
+        for (const auto form : {QuantisedForm::kNone, QuantisedForm::kQ8}) {
+            CAPTURE(static_cast<int>(form));
+            Matrix shape = matrix(format, 128, 5120, LinearOutput::kBf16);
+            shape.form = form;
+            const Problem problem = make_problem(random, format.format, 1, {shape});
+            std::vector<QuantisedArrays> quantised;
+            run(problem, 0, 1, {0}, &quantised);
+            const simt::Counts counts = simt::take_counts();
+            const Weights &w = problem.operands[0].weights;
+            const auto weights = static_cast<double>(w.bytes.size() + w.scales.size());
+            const double ratio = static_cast<double>(counts.bytes_read + counts.bytes_written) / weights;
+            CAPTURE(ratio);
+            CHECK(counts.n_launches == 1);
+            CHECK(ratio >= 1.0);
+            CHECK(ratio <= 1.4);
+        }
+    }
+}
+
+TEST_CASE("quantise: both forms of lib/numeric") {
     Random random(730);
     for (const int n : {1, 3, 16}) {
         for (const int k : {32, 96, 160, 1024, 5120}) {
@@ -659,28 +981,12 @@ TEST_CASE("quantise_q8: codes and scales of lib/numeric") {
                             }
                         }
                     }
-                const Array<std::int8_t> codes(static_cast<std::size_t>(n * k));
-                const Array<float> scales(codes.size() / kQ8Block);
-                QuantiseQ8Params p{};
-                p.x = x.data() + offset;
-                p.codes = codes.data();
-                p.scales = scales.data();
-                p.stride_x = stride;
-                p.n = n;
-                p.k = k;
-                REQUIRE_LAUNCHES(launch_quantise_q8(nullptr, p));
-                std::vector<std::int8_t> expected_codes;
-                std::vector<float> expected_scales;
-                for (int t = 0; t < n; ++t) {
-                    std::vector<Q8Block> blocks(static_cast<std::size_t>(k / kQ8Block));
-                    quantise_q8(p.x + t * stride, k, blocks.data());
-                    for (const Q8Block &block : blocks) {
-                        expected_codes.insert(expected_codes.end(), block.codes, block.codes + kQ8Block);
-                        expected_scales.push_back(f16_to_f32(block.d));
-                    }
+                const Watch watch;
+                for (const auto form : {QuantisedForm::kFp8, QuantisedForm::kQ8}) {
+                    CAPTURE(static_cast<int>(form));
+                    const QuantisedArrays arrays = quantise_rows(form, x.data() + offset, stride, n, k);
+                    for (int t = 0; t < n; ++t) arrays.check(t, x.data() + offset + t * stride);
                 }
-                CHECK(same_bits(codes.get(), expected_codes, {n, k}));
-                CHECK(same_bits(scales.get(), expected_scales, {n, k / kQ8Block}));
             }
         }
     }

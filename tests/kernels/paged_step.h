@@ -103,6 +103,22 @@ inline Array<kernels::Token> tokens_of(const Spans &spans) {
     return tokens;
 }
 
+// The same with places behind it that nobody has written.
+template <class T> Array<T> extended(const Array<T> &values, std::size_t n_more) {
+    Array<T> result(values.size() + n_more);
+    std::copy_n(values.data(), values.size(), result.data());
+    return result;
+}
+
+// Places without a token behind those that have one, as in a graph that was captured for more. Their positions say, to
+// who looks, that a group is complete.
+inline Array<kernels::Token> padded(const Array<kernels::Token> &tokens, int n_more) {
+    auto result = extended(tokens, static_cast<std::size_t>(n_more));
+    for (std::size_t i = tokens.size(); i < result.size(); ++i)
+        result[i] = {kernels::kNoSpan, 0, i % 2 ? -1 : 5 * 7 * 24 - 1};
+    return result;
+}
+
 // Spans without rows; tests point them at theirs.
 inline Array<kernels::SpanRows> span_rows_of(const Spans &spans) {
     std::vector<kernels::SpanRows> rows;

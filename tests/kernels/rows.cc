@@ -4,8 +4,12 @@
 
 #include "backend/reference/rows.h"
 #include "common/exp.cuh"
+#include "common/quantised.cuh"
 #include "paged_step.h"
+#include "quantised.h"
 #include "support/compare.h"
+
+#include <numeric>
 
 using namespace ds41;
 using namespace ds41::kernels;
@@ -76,6 +80,7 @@ struct JobCase {
     int rows_per_token = 1;
     int ratio = 0;
     int gap = 4; // elements between two tokens' rows
+    QuantisedForm quantised = QuantisedForm::kNone;
 };
 
 enum class Values { kNormal, kUneven, kTiny, kHuge, kZero, kSpecial };
@@ -119,7 +124,7 @@ Rotation make_rotation(const JobCase &c, const Array<Token> &tokens, int first, 
     if (c.n_pairs < 0) return rotation;
     rotation.rope = RopeTable::plain(2 * c.n_pairs, 10000.0f);
     rotation.angles = Array<float>(at(2 * n * c.n_pairs));
-    for (int i = 0; i < n; ++i)
+    for (int i = 0; i < n && tokens[at(first + i)].span != kNoSpan; ++i)
         for (int k = 0; k < c.n_pairs; ++k) {
             float *const angle = rotation.angles.data() + 2 * (i * c.n_pairs + k);
             rotation.rope.angle(tokens[at(first + i)].pos, k, angle[0], angle[1]);
@@ -140,6 +145,7 @@ struct Job {
     Array<float> norm;
     Array<std::uint8_t> packed;
     Rotation rotation;
+    QuantisedCopy quantised{QuantisedForm::kNone, 0, 0};
     std::vector<Pages> pages;              // by span
     std::vector<std::vector<Bf16>> before; // by token and row of it
 
@@ -152,10 +158,11 @@ Array<float> make_norm(Random &random, int width) {
     return norm;
 }
 
-// Run the jobs of one tile in one launch and look at everything that they write.
+// Run the jobs of one tile in one launch and look at everything that they write. The tile may have places behind the
+// step's last token.
 void check_jobs(Random &random, const std::vector<JobCase> &cases, const Spans &spans, int first, int n,
                 Values values) {
-    const auto tokens = tokens_of(spans);
+    const auto tokens = padded(tokens_of(spans), std::max(0, first + n - token_count(spans)));
     const auto span_rows = span_rows_of(spans);
     std::vector<Job> jobs;
     RowsParams p{};
@@ -165,12 +172,15 @@ void check_jobs(Random &random, const std::vector<JobCase> &cases, const Spans &
         job.rows = Array<Bf16>(at((n - 1) * job.stride() + c.rows_per_token * c.width));
         for (int i = 0; i < n; ++i)
             for (int sub = 0; sub < c.rows_per_token; ++sub) {
-                job.before.push_back(make_row(random, c.width, values));
+                const bool is_padding = tokens[at(first + i)].span == kNoSpan;
+                job.before.push_back(is_padding ? std::vector<Bf16>(at(c.width), Bf16{0xffff})
+                                                : make_row(random, c.width, values));
                 std::copy(job.before.back().begin(), job.before.back().end(),
                           job.rows.data() + i * job.stride() + sub * c.width);
             }
         if (c.out == Target::kApart) job.out = Array<Bf16>(job.rows.size());
         if (c.norm) job.norm = make_norm(random, c.width);
+        job.quantised = QuantisedCopy(c.quantised, n, c.width);
         job.rotation = make_rotation(c, tokens, first, n);
         const std::size_t row_bytes = packed_size(c.packing, c.width);
         if (row_bytes > 0 && !c.to_pages) job.packed = Array<std::uint8_t>(at(n) * at(c.rows_per_token) * row_bytes);
@@ -192,6 +202,7 @@ void check_jobs(Random &random, const std::vector<JobCase> &cases, const Spans &
         r.angles = job.c.n_pairs >= 0 ? job.rotation.angles.data() : nullptr;
         r.out = job.c.out == Target::kNone ? nullptr : job.c.out == Target::kApart ? job.out.data() : job.rows.data();
         r.packed = job.packed.size() ? job.packed.data() : nullptr;
+        r.quantised = job.quantised.rows();
         r.stride_rows = r.stride_out = job.stride();
         r.rows_per_token = job.c.rows_per_token;
         r.width = job.c.width;
@@ -217,17 +228,23 @@ void check_jobs(Random &random, const std::vector<JobCase> &cases, const Spans &
         for (int i = 0; i < n; ++i) {
             CAPTURE(i);
             const Token token = tokens[at(first + i)];
-            const bool is_due = c.ratio == 0 || (token.pos + 1) % c.ratio == 0;
+            const bool is_due = token.span != kNoSpan && (c.ratio == 0 || (token.pos + 1) % c.ratio == 0);
             for (int sub = 0; sub < c.rows_per_token; ++sub) {
                 CAPTURE(sub);
                 const std::vector<Bf16> &before = job.before[at(i * c.rows_per_token + sub)];
-                const auto expected = finished(c, before, job.norm.data(), job.rotation, token.pos);
+                const auto expected = is_due ? finished(c, before, job.norm.data(), job.rotation, token.pos) : before;
                 const std::size_t begin = at(i * job.stride() + sub * c.width);
                 const auto rows_now = job.rows.get(begin, at(c.width));
                 CHECK(same_bits(rows_now, c.out == Target::kInPlace && is_due ? expected : before));
                 if (c.out == Target::kApart)
                     CHECK(same_bits(job.out.get(begin, at(c.width)),
                                     is_due ? expected : std::vector<Bf16>(at(c.width), Bf16{0xffff})));
+                if (c.quantised != QuantisedForm::kNone) {
+                    if (is_due)
+                        job.quantised.check(i, expected);
+                    else
+                        job.quantised.check_untouched(i);
+                }
                 if (job.packed.size()) {
                     const auto bytes = job.packed.get(at(i * c.rows_per_token + sub) * row_bytes, row_bytes);
                     if (is_due)
@@ -325,6 +342,25 @@ const JobCase kJobs[] = {
      .packing = RowPacking::kIndexKey,
      .to_pages = true,
      .ratio = 4},
+    {.name = "fp8 copy of a normed row",
+     .width = 1536,
+     .norm = true,
+     .out = Target::kApart,
+     .quantised = QuantisedForm::kFp8},
+    {.name = "q8 copy of a normed and rotated row, which nobody wants otherwise",
+     .width = 512,
+     .norm = true,
+     .n_pairs = 32,
+     .quantised = QuantisedForm::kQ8},
+    {.name = "fp8 copy of one block", .width = 32, .quantised = QuantisedForm::kFp8},
+    {.name = "q8 copy of a plain row, in a warp in part", .width = 608, .quantised = QuantisedForm::kQ8},
+    {.name = "fp8 copy beside a packed row",
+     .width = 96,
+     .n_pairs = 8,
+     .packing = RowPacking::kWindow,
+     .out = Target::kInPlace,
+     .quantised = QuantisedForm::kFp8},
+    {.name = "q8 copies of groups only", .width = 224, .ratio = 2, .quantised = QuantisedForm::kQ8},
     {.name = "groups only", .width = 40, .norm = true, .out = Target::kInPlace, .ratio = 3},
 };
 
@@ -360,6 +396,106 @@ TEST_CASE("rows: values at the ends of what the formats hold") {
         for (const Values values : {Values::kTiny, Values::kHuge, Values::kZero, Values::kSpecial}) {
             CAPTURE(static_cast<int>(values));
             check_jobs(random, {c}, spans, 1, 6, values);
+        }
+    }
+}
+
+TEST_CASE("rows: nothing is read or written for places without a token") {
+    Random random(739);
+    for (const JobCase &c : kJobs) {
+        CAPTURE(std::string(c.name));
+        check_jobs(random, {c}, {{0, 1}}, 0, 3, Values::kNormal);
+        check_jobs(random, {c}, {{63, 2}, {14, 3}}, 2, 5, Values::kUneven);
+        check_jobs(random, {c}, {}, 0, 2, Values::kNormal); // no token at all
+    }
+}
+
+TEST_CASE("rows: nothing is launched for no tokens and for no jobs") {
+    const auto is_run = [](auto &&launch) {
+        simt::take_counts();
+        CHECK(launch() == 0);
+        return simt::take_counts().n_launches > 0;
+    };
+    RowsParams p{};
+    p.n_jobs = 1;
+    p.jobs[0].rows_per_token = p.jobs[0].width = 1;
+    CHECK(!is_run([&] { return launch_rows(nullptr, p); }));
+    p.n_jobs = 0;
+    p.n = 1;
+    CHECK(!is_run([&] { return launch_rows(nullptr, p); }));
+    CHECK(!is_run([] { return launch_commit_window(nullptr, CommitWindowParams{}); }));
+}
+
+// ---- Quantisers, whoever holds a block.
+
+namespace {
+
+struct QuantiseParams {
+    const Bf16 *x; // as `to`
+    QuantisedRows to;
+    std::int32_t lanes; // that have a block
+};
+
+// grid (row), block 64
+__global__ void quantise(const __grid_constant__ QuantiseParams p) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int row = static_cast<int>(blockIdx.x);
+    const auto x = [&](int i) { return to_f32(simt::load(p.x + std::int64_t{row} * p.to.width + i)); };
+    if (p.lanes == 1) {
+        for (int block = thread; block < p.to.width / kQuantisedBlock; block += 64)
+            quantise_block(p.to, row, block, [&](int i) { return x(block * kQuantisedBlock + i); });
+        return;
+    }
+    const auto with = [&](auto &values) {
+        constexpr int kValues = sizeof(values) / sizeof(float);
+        for (int first = 0; first < p.to.width; first += 64 * kValues) {
+            const int column = first + thread * kValues;
+            const bool there = column < p.to.width;
+            for (int i = 0; i < kValues; ++i) values[i] = there ? x(column + i) : float_from_bits(0x7fc00000u);
+            quantise_lanes(p.to, row, column, values, there);
+        }
+    };
+    float one[1], four[4], eight[8];
+    if (p.lanes == 32) with(one);
+    if (p.lanes == 8) with(four);
+    if (p.lanes == 4) with(eight);
+}
+
+} // namespace
+
+TEST_CASE("quantised rows: the bits of lib/numeric, whoever holds a block") {
+    Random random(740);
+    for (const int width : {32, 96, 544, 2080}) {
+        CAPTURE(width);
+        std::vector<std::vector<Bf16>> rows;
+        for (const Values values : {Values::kNormal, Values::kUneven, Values::kTiny, Values::kHuge, Values::kZero,
+                                    Values::kSpecial, Values::kSpecial, Values::kUneven})
+            rows.push_back(make_row(random, width, values));
+        // Blocks that the two largest and the least scales go with, codes between two, and one infinity or NaN in each
+        // place of a block.
+        for (const std::uint16_t bits : {0x7f7f, 0x0001, 0xff80, 0x7f80, 0x7fc0, 0xffc1})
+            for (int place = 0; place < 32; ++place) {
+                rows.emplace_back(at(width), to_bf16(0.0f));
+                for (int i = 0; i < width; i += 5)
+                    rows.back()[at(i)] = to_bf16(static_cast<float>(random.below(509) - 254) * 0.5f);
+                rows.back()[at(place)].bits = rows.back()[at(width - 32 + (place + 7) % 32)].bits = bits;
+            }
+        std::vector<Bf16> all;
+        for (const auto &row : rows) all.insert(all.end(), row.begin(), row.end());
+        const Array<Bf16> x(all);
+        for (const QuantisedForm form : {QuantisedForm::kFp8, QuantisedForm::kQ8}) {
+            CAPTURE(name_of(form));
+            for (const int lanes : {1, 4, 8, 32}) {
+                CAPTURE(lanes);
+                const QuantisedCopy copy(form, static_cast<int>(rows.size()), width);
+                const QuantiseParams p{x.data(), copy.rows(), lanes};
+                REQUIRE_LAUNCHES(SIMT_LAUNCH(nullptr, (quantise), (simt::Dim3{static_cast<unsigned>(rows.size())}),
+                                             (simt::Dim3{64}), 0, p));
+                for (std::size_t i = 0; i < rows.size(); ++i) {
+                    CAPTURE(i);
+                    copy.check(static_cast<int>(i), rows[i]);
+                }
+            }
         }
     }
 }
@@ -449,13 +585,15 @@ public:
         }
     }
 
-    // n_tokens of each sequence, in tiles.
+    // n_tokens of each sequence, in tiles, of which the last may go beyond them.
     void step(const std::vector<int> &n_tokens, const std::vector<int> &tiles) {
         Spans spans;
         for (std::size_t s = 0; s < ends_.size(); ++s) spans.push_back({ends_[s], n_tokens[s]});
-        const auto tokens = tokens_of(spans);
+        const int n_places = std::accumulate(tiles.begin(), tiles.end(), 0);
+        const auto tokens = padded(tokens_of(spans), n_places - token_count(spans));
         const auto span_rows = span_rows_of(spans);
         for (std::size_t s = 0; s < ends_.size(); ++s) {
+            if (n_tokens[s] == 0) continue; // not there: what stands in its tables is nobody's business
             span_rows[s].group_state = states_[s].data();
             for (int i = 0; i < n_tokens[s]; ++i) products_[s].push_back(make_products());
         }
@@ -463,7 +601,7 @@ public:
         for (const int n : tiles) {
             CAPTURE(first);
             const Array<float> products(at(2 * n * width_));
-            for (int i = 0; i < n; ++i) {
+            for (int i = 0; i < n && tokens[at(first + i)].span != kNoSpan; ++i) {
                 const Token token = tokens[at(first + i)];
                 const auto &own = products_[at(token.span)][at(token.pos)];
                 std::copy(own.begin(), own.end(), products.data() + 2 * i * width_);
@@ -472,7 +610,7 @@ public:
             keep(tokens, span_rows, products, spans, first, n);
             first += n;
         }
-        REQUIRE(first == token_count(spans));
+        REQUIRE(first >= token_count(spans));
         for (std::size_t s = 0; s < ends_.size(); ++s) ends_[s] += n_tokens[s];
     }
 
@@ -524,7 +662,7 @@ private:
             const Token token = tokens[at(first + i)];
             const auto got = plain.get(at(i * width_), at(width_));
             const auto got_normed = normed.get(at(i * width_), at(width_));
-            if ((token.pos + 1) % ratio_ != 0) {
+            if (token.span == kNoSpan || (token.pos + 1) % ratio_ != 0) {
                 CHECK(same_bits(got, std::vector<Bf16>(at(width_), Bf16{0xffff})));
                 CHECK(same_bits(got_normed, std::vector<Bf16>(at(width_), Bf16{0xffff})));
                 continue;
@@ -558,18 +696,39 @@ private:
         }
     }
 
+    // In a launch of their own, or beside a job of other rows.
     void keep(const Array<Token> &tokens, const Array<SpanRows> &span_rows, const Array<float> &products,
               const Spans &spans, int first, int n) {
-        GroupStateParams p{};
-        p.products = products.data();
+        const bool is_alone = n % 2 == 0;
+        const Array<Bf16> others(is_alone ? 0 : at(3 * n * 5)), copied(others.size());
+        std::vector<Bf16> expected;
+        for (std::size_t i = 0; i < others.size(); ++i) {
+            const bool is_there = tokens[at(first) + i / 15].span != kNoSpan;
+            if (is_there) others[i] = to_bf16(static_cast<float>(random_.normal()));
+            expected.push_back(is_there ? others[i] : Bf16{0xffff});
+        }
+        RowsParams p{};
+        RowJob &state = p.jobs[is_alone ? 0 : 1];
+        state.source = RowSource::kState;
+        state.products = products.data();
+        state.rows_per_token = 1;
+        state.width = width_;
+        state.ratio = ratio_;
+        if (!is_alone) {
+            p.jobs[0].rows = others.data();
+            p.jobs[0].out = copied.data();
+            p.jobs[0].stride_rows = p.jobs[0].stride_out = 15;
+            p.jobs[0].rows_per_token = 3;
+            p.jobs[0].width = 5;
+        }
         p.tokens = tokens.data();
         p.spans = span_rows.data();
+        p.n_jobs = is_alone ? 1 : 2;
         p.first = first;
         p.n = n;
-        p.width = width_;
-        p.ratio = ratio_;
-        REQUIRE_LAUNCHES(launch_group_state(nullptr, p));
-        for (int i = 0; i < n; ++i) {
+        REQUIRE_LAUNCHES(launch_rows(nullptr, p));
+        CHECK(same_bits(copied.get(), expected));
+        for (int i = 0; i < n && tokens[at(first + i)].span != kNoSpan; ++i) {
             const Token token = tokens[at(first + i)];
             const Span &span = spans[at(token.span)];
             const std::int64_t last_pos = token.pos - token.pos % ratio_ + ratio_ - 1;
@@ -611,6 +770,20 @@ TEST_CASE("rows: groups are pooled wherever steps and tiles cut them") {
     }
 }
 
+TEST_CASE("rows: groups are pooled and kept where the last tile goes beyond the step") {
+    Random random(741);
+    for (const int ratio : {2, 3, 7}) {
+        CAPTURE(ratio);
+        Pooling pooling(random, ratio, 130, {0, 1, 5});
+        pooling.step({1, 1, 1}, {16});
+        pooling.step({4, 0, 1}, {8});
+        pooling.step({0, 3, 9}, {7, 7, 7});
+        pooling.step({0, 1, 0}, {4});
+        pooling.step({ratio, 2, ratio}, {2 * ratio, 5});
+        CHECK(pooling.n_pooled > 0);
+    }
+}
+
 TEST_CASE("rows: pooling of 64 tokens, and in any order of blocks") {
     Random random(736);
     const std::uint64_t seed = simt::seed();
@@ -649,7 +822,8 @@ TEST_CASE("commit window: each span's last rows stand in their slots, and nothin
             for (const std::size_t row_bytes :
                  {window_row_bytes(32), window_row_bytes(96), window_row_bytes(512), window_row_bytes(128)}) {
                 CAPTURE(row_bytes);
-                const auto tokens = tokens_of(spans);
+                const int n_padding = window_size % 4;
+                const auto tokens = padded(tokens_of(spans), n_padding);
                 const auto span_rows = span_rows_of(spans);
                 std::vector<Pages> rings;
                 std::vector<std::vector<std::vector<std::uint8_t>>> expected;
@@ -667,7 +841,7 @@ TEST_CASE("commit window: each span's last rows stand in their slots, and nothin
                 p.window_new = rows.data();
                 p.tokens = tokens.data();
                 p.spans = span_rows.data();
-                p.n_tokens = n_tokens;
+                p.n_tokens = n_tokens + n_padding;
                 p.window_size = window_size;
                 p.row_bytes = static_cast<std::int32_t>(row_bytes);
                 REQUIRE_LAUNCHES(launch_commit_window(nullptr, p));

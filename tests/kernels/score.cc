@@ -46,6 +46,16 @@ struct Scene {
     std::size_t row_bytes() const { return index_key_row_bytes(shape.head_dim); }
 };
 
+// Places without a token behind the step's last, with nothing but NaN for them.
+void pad(Scene &scene, int n_more) {
+    const auto more = static_cast<std::size_t>(n_more), heads = static_cast<std::size_t>(scene.shape.n_heads);
+    scene.tokens = padded(scene.tokens, n_more);
+    scene.iq = extended(scene.iq, more * heads * scene.row_bytes());
+    scene.weights = extended(scene.weights, more * heads);
+    if (scene.shape.block_size)
+        scene.blocks = extended(scene.blocks, more * static_cast<std::size_t>(scene.shape.n_block_slots));
+}
+
 // Ascending, at most `n_slots` of those that the token sees; every third token keeps none, every other one the last.
 std::vector<std::int32_t> random_blocks(Random &random, std::int64_t n_blocks, int n_slots, int token) {
     std::vector<std::int32_t> kept;
@@ -102,6 +112,7 @@ struct Scores {
 // Columns that are scored, or masked, in order: their groups.
 std::vector<std::int64_t> columns_of(const Scene &scene, int token) {
     std::vector<std::int64_t> groups;
+    if (scene.tokens[static_cast<std::size_t>(token)].span == kNoSpan) return groups;
     if (!scene.shape.block_size) {
         for (std::int64_t j = 0; j < scene.n_visible(token); ++j) groups.push_back(j);
         return groups;
@@ -125,9 +136,10 @@ Scores expected_scores(const Scene &scene) {
         for (std::size_t h = 0; h < heads; ++h)
             unpack_index_key_row(scene.iq.data() + (first + h) * scene.row_bytes(), shape.head_dim,
                                  queries.data() + h * dim);
-        const Pages &keys = scene.keys[static_cast<std::size_t>(scene.tokens[std::size_t(t)].span)];
         result.keys.emplace_back();
         result.tap.emplace_back(static_cast<std::size_t>(scene.n_groups_max()), kMasked);
+        if (scene.tokens[std::size_t(t)].span == kNoSpan) continue;
+        const Pages &keys = scene.keys[static_cast<std::size_t>(scene.tokens[std::size_t(t)].span)];
         for (const std::int64_t group : columns_of(scene, t)) {
             if (group >= scene.n_visible(t)) {
                 result.keys.back().push_back(kNeverTaken);
@@ -336,6 +348,20 @@ TEST_CASE("score: NaN, infinite and extreme scales, weights of every kind") {
         for (std::size_t h = 0; h < 6; ++h) std::fill_n(scene.iq.data() + row_bytes * h, 32, std::uint8_t{0x88});
     }
     check_same(run(scene, {2}, 42), expected_scores(scene));
+}
+
+TEST_CASE("score: nothing is read or written for places without a token") {
+    Random random(704);
+    for (const Case &shape : kCases) {
+        CAPTURE(std::string(shape.name));
+        Scene scene = make_scene(random, shape);
+        const int n = token_count(shape.spans);
+        pad(scene, 3);
+        const Scores expected = expected_scores(scene);
+        check_same(run(scene, {n + 3}, scene.n_columns_max() + 300), expected);
+        check_same(run(scene, {n, 3}, scene.n_columns_max(), true), expected);
+        CHECK(run(scene, {n + 3}, 1, false).keys == expected.keys);
+    }
 }
 
 TEST_CASE("score: nothing is launched for no tokens and for no columns") {

@@ -50,7 +50,7 @@ constexpr std::size_t kScaleBytes = kRows * kWidth / kQ8Block * sizeof(float);
 // A launch of one small operation, with its memory.
 struct Quantiser {
     void *x = nullptr, *codes = nullptr, *scales = nullptr;
-    kernels::QuantiseQ8Params params{};
+    kernels::QuantiseParams params{};
     std::vector<DeviceReference> references;
 
     explicit Quantiser(std::uint64_t stream_of_numbers = 1) {
@@ -61,20 +61,21 @@ struct Quantiser {
         values = random.bf16_row(kRows * kWidth, 1.0);
         must(device().upload_now(x, values.data(), kInBytes));
         params.x = static_cast<const Bf16 *>(x);
-        params.codes = static_cast<std::int8_t *>(codes);
-        params.scales = static_cast<float *>(scales);
         params.stride_x = kWidth;
         params.n = kRows;
-        params.k = kWidth;
-        references = {{x, kInBytes, DeviceAccess::kRead, nullptr, 0},
-                      {codes, kCodeBytes, DeviceAccess::kWrite, nullptr, 0},
-                      {scales, kScaleBytes, DeviceAccess::kWrite, nullptr, 0}};
+        params.out.form = kernels::QuantisedForm::kQ8;
+        params.out.width = kWidth;
+        params.out.codes = static_cast<std::int8_t *>(codes);
+        params.out.scales = static_cast<float *>(scales);
+        references = {{x, kInBytes, DeviceAccess::kRead},
+                      {codes, kCodeBytes, DeviceAccess::kWrite},
+                      {scales, kScaleBytes, DeviceAccess::kWrite}};
     }
     void release() const {
         for (void *data : {x, codes, scales}) device().release(data);
     }
     int launch(DeviceStream stream) const {
-        return device().launch(stream, DeviceOp::kQuantiseQ8, &params, references.data(), references.size());
+        return device().launch(stream, DeviceOp::kQuantise, &params, references.data(), references.size());
     }
     std::vector<std::int8_t> downloaded() const {
         std::vector<std::int8_t> result(kCodeBytes);
@@ -305,7 +306,7 @@ TEST_CASE("simulated device: the host waits for what it reads and overwrites") {
             std::vector<std::int8_t> codes(kCodeBytes);
             return device().download_now(codes.data(), q.codes, kCodeBytes);
         },
-        {"a download", "quantise_q8 on stream", "has not been waited for to write"});
+        {"a download", "quantise on stream", "has not been waited for to write"});
     check_mistake(
         [] {
             const Quantiser q;
@@ -363,7 +364,7 @@ TEST_CASE("simulated device: streams that touch the same memory have an event be
             must(q.launch(new_stream()));
             return device().fill(new_stream(), q.codes, 0, 1);
         },
-        {"a fill on stream", "and quantise_q8 on stream", "touch the same memory without an event between them"});
+        {"a fill on stream", "and quantise on stream", "touch the same memory without an event between them"});
     check_mistake(
         [] {
             const Quantiser q;
@@ -432,7 +433,7 @@ TEST_CASE("simulated device: an operation touches what it declared, as it declar
                 must(q.launch(stream));
                 return device().synchronize(stream);
             },
-            {"quantise_q8: q8.cuh:", missing ? "a write of" : "a read of", "which the launch has not declared so"});
+            {"quantise: quantise", missing ? "a write of" : "a read of", "which the launch has not declared so"});
         check_mistake(
             [&] {
                 Quantiser q;
@@ -441,7 +442,7 @@ TEST_CASE("simulated device: an operation touches what it declared, as it declar
                 must(q.launch(stream));
                 return device().synchronize(stream);
             },
-            {"quantise_q8: q8.cuh:", "which the launch has not declared so"});
+            {"quantise: quantise", "which the launch has not declared so"});
         check_mistake(
             [&] {
                 Quantiser q;
@@ -457,7 +458,7 @@ TEST_CASE("simulated device: an operation touches what it declared, as it declar
                 ++q.references[missing].n_bytes;
                 return q.launch(new_stream());
             },
-            {"quantise_q8 declares", "which are not the device's"});
+            {"quantise declares", "which are not the device's"});
     }
     check_mistake(
         [] {
@@ -465,7 +466,7 @@ TEST_CASE("simulated device: an operation touches what it declared, as it declar
             q.references[0].data = q.values.data(); // the host's
             return q.launch(new_stream());
         },
-        {"quantise_q8 declares", "which are not the device's"});
+        {"quantise declares", "which are not the device's"});
     check_mistake(
         [] {
             Quantiser q;
@@ -490,18 +491,62 @@ TEST_CASE("simulated device: an operation touches what it declared, as it declar
     check_fine([] {
         Quantiser q;
         const DeviceStream stream = new_stream();
-        q.references.push_back({nullptr, 16, DeviceAccess::kRead, nullptr, 0});
-        q.references.push_back({&q, 0, DeviceAccess::kRead, nullptr, 0});
+        q.references.push_back({nullptr, 16, DeviceAccess::kRead});
+        q.references.push_back({&q, 0, DeviceAccess::kRead});
         q.references[1].access = DeviceAccess::kReadWrite;
         must(q.launch(stream));
         return device().synchronize(stream);
     });
 }
 
+TEST_CASE("simulated device: blocks of a launch keep out of each other's way") {
+    // The first row's scale goes where the second row's block reads the last of its 32 values, the second row's behind.
+    const auto scales_in_x = [](Quantiser &q) {
+        q.params.out.width = 32;
+        void *const scales = static_cast<char *>(q.x) + kWidth * sizeof(Bf16) + 60;
+        q.params.out.scales = static_cast<float *>(scales);
+        return scales;
+    };
+    // The memory is declared as one range, or as two that overlap.
+    for (const bool overlap : {false, true})
+        check_mistake(
+            [&] {
+                Quantiser q;
+                const DeviceStream stream = new_stream();
+                void *const scales = scales_in_x(q);
+                if (overlap)
+                    q.references.push_back({scales, 2 * sizeof(float), DeviceAccess::kWrite});
+                else
+                    q.references[0].access = DeviceAccess::kReadWrite;
+                must(q.launch(stream));
+                return device().synchronize(stream);
+            },
+            {"quantise: ", "block (", "the result depends on the order of blocks"});
+    // What launches do one after another is in order.
+    Quantiser q;
+    const DeviceStream stream = new_stream();
+    scales_in_x(q);
+    q.references[0].access = DeviceAccess::kReadWrite;
+    q.params.n = 1;
+    must(q.launch(stream));
+    q.params.x += kWidth;
+    q.params.out.scales = static_cast<float *>(q.scales);
+    must(q.launch(stream));
+    must(device().synchronize(stream));
+    q.release();
+    device().destroy_stream(stream);
+}
+
 namespace {
 
-// Window rows into a ring of two pages.
-int commit_window(std::size_t n_pages, std::size_t page_bytes, bool declares_table) {
+// Window rows into a ring of two pages, with what the launch declares of it.
+struct Ring {
+    std::int32_t n_rows = 100;
+    std::size_t row_bytes = 33;
+    DeviceAccess access = DeviceAccess::kWrite;
+    bool is_declared = true, has_second_page = true;
+};
+int commit_window(const Ring &ring) {
     constexpr int kWindow = 100, kTokens = 3, kRowBytes = 33;
     const DeviceStream stream = new_stream();
     std::vector<std::uint8_t *> pages;
@@ -530,16 +575,15 @@ int commit_window(std::size_t n_pages, std::size_t page_bytes, bool declares_tab
     p.window_size = kWindow;
     p.row_bytes = kRowBytes;
     std::vector<DeviceReference> references = {
-        {device_rows, rows.size(), DeviceAccess::kRead, nullptr, 0},
-        {device_span, sizeof span, DeviceAccess::kRead, nullptr, 0},
-        {device_tokens, sizeof(kernels::Token) * kTokens, DeviceAccess::kRead, nullptr, 0},
-        {nullptr, page_bytes, DeviceAccess::kWrite, pages.data(), n_pages},
+        {device_rows, rows.size(), DeviceAccess::kRead},
+        {device_span, sizeof span, DeviceAccess::kRead},
+        {device_tokens, sizeof(kernels::Token) * kTokens, DeviceAccess::kRead},
     };
-    if (declares_table) references.push_back({table, 2 * sizeof(std::uint8_t *), DeviceAccess::kRead, nullptr, 0});
+    if (ring.is_declared)
+        references.push_back({device_span, ring.row_bytes, ring.access, DeviceRows::kWindow, 1, ring.n_rows});
+    if (!ring.has_second_page) device().release(pages[1]);
     if (const int error = device().launch(stream, DeviceOp::kCommitWindow, &p, references.data(), references.size()))
         return error;
-    pages.clear(); // the list was the caller's
-    pages.shrink_to_fit();
     if (const int error = device().synchronize(stream)) return error;
     std::vector<std::uint8_t> row(kRowBytes);
     must(device().download_now(row.data(), span.window[1], kRowBytes)); // the third token's slot
@@ -548,15 +592,20 @@ int commit_window(std::size_t n_pages, std::size_t page_bytes, bool declares_tab
 
 } // namespace
 
-TEST_CASE("simulated device: pages are declared by their addresses") {
-    check_fine([] { return commit_window(2, 64 * 33, true); });
-    check_mistake([] { return commit_window(1, 64 * 33, true); },
-                  {"commit_window: kernel.cuh:", "a write of", "which the launch has not declared so"});
-    check_mistake([] { return commit_window(2, 63 * 33, true); }, {"which the launch has not declared so"});
-    check_mistake([] { return commit_window(2, 64 * 33, false); },
+TEST_CASE("simulated device: rows are declared by the spans that point to them") {
+    check_fine([] { return commit_window({}); });
+    check_mistake([] { return commit_window({.n_rows = 64}); },
+                  {"commit_window: ", "a read of 8 bytes", "which the launch has not declared so"}); // of the table
+    check_mistake([] { return commit_window({.row_bytes = 32}); },
+                  {"a write of", "which the launch has not declared so"});
+    check_mistake([] { return commit_window({.access = DeviceAccess::kRead}); },
+                  {"a write of", "which the launch has not declared so"});
+    check_mistake([] { return commit_window({.is_declared = false}); },
                   {"a read of 8 bytes", "which the launch has not declared so"});
-    check_mistake([] { return commit_window(2, 64 * 33 + 1, true); },
-                  {"commit_window declares 2113 bytes", "which are not the device's"});
+    check_mistake([] { return commit_window({.row_bytes = 34}); },
+                  {"commit_window: a span of the step points to 2176 bytes", "which are not the device's"});
+    check_mistake([] { return commit_window({.has_second_page = false}); },
+                  {"commit_window: a span of the step points to", "which are not the device's"});
 }
 
 TEST_CASE("simulated device: memory that is freed") {
@@ -566,7 +615,7 @@ TEST_CASE("simulated device: memory that is freed") {
             device().release(q.x);
             return q.launch(new_stream());
         },
-        {"quantise_q8 declares 256 bytes", "which are not the device's"});
+        {"quantise declares 256 bytes", "which are not the device's"});
     check_mistake(
         [] {
             const Quantiser q;
@@ -590,17 +639,6 @@ TEST_CASE("simulated device: memory that is freed") {
             return q.launch(new_stream());
         },
         {"is freed, which is no allocation of the device"});
-    // A table of pages of which one is gone.
-    check_mistake(
-        [] {
-            const Quantiser q;
-            const std::uint8_t *const pages[] = {static_cast<const std::uint8_t *>(q.codes),
-                                                 static_cast<const std::uint8_t *>(q.scales)};
-            const DeviceReference reference{nullptr, 8, DeviceAccess::kRead, pages, 2};
-            device().release(q.scales);
-            return device().launch(new_stream(), DeviceOp::kQuantiseQ8, &q.params, &reference, 1);
-        },
-        {"quantise_q8 declares 8 bytes", "which are not the device's"});
     // Work that is under way is finished first, as cudaFree does.
     check_fine([] {
         const Quantiser q;
@@ -625,7 +663,7 @@ TEST_CASE("simulated device: pinned memory stays as it is until it is copied") {
         if (!changes) static_cast<char *>(pinned)[0] = 2;
         return error ? error : device().synchronize(stream);
     };
-    check_mistake([&] { return uploads(true); }, {"pinned memory at", "changed before it was uploaded"});
+    check_mistake([&] { return uploads(true); }, {"pinned memory at", "changed before its upload was waited for"});
     check_fine([&] { return uploads(false); });
 }
 
@@ -638,7 +676,7 @@ TEST_CASE("simulated device: a kernel's mistake is told with its operation and p
             must(q.launch(stream));
             return device().synchronize(stream);
         },
-        {"quantise_q8: q8.cuh:", "a read of 2 bytes", "which is not aligned to 2", "kernel", "block ("});
+        {"quantise: quantise", "a read of 2 bytes", "which is not aligned to 2", "kernel", "block ("});
     check_mistake(
         [] {
             Quantiser q;
@@ -647,7 +685,7 @@ TEST_CASE("simulated device: a kernel's mistake is told with its operation and p
             must(q.launch(stream));
             return device().synchronize(stream);
         },
-        {"quantise_q8", "cannot run"});
+        {"quantise", "cannot run"});
 }
 
 // ---- Graphs.
@@ -740,7 +778,7 @@ TEST_CASE("simulated device: no host work in a capture") {
                       device().release(q.codes);
                       return q.launch(stream);
                   }),
-                  {"quantise_q8 declares", "which are not the device's"});
+                  {"quantise declares", "which are not the device's"});
     check_mistake(capturing([](DeviceStream stream, const Quantiser &q) {
                       must(q.launch(stream));
                       DeviceGraph graph = nullptr;
@@ -750,7 +788,7 @@ TEST_CASE("simulated device: no host work in a capture") {
                       device().release(q.codes);
                       return device().launch_graph(graph, stream);
                   }),
-                  {"quantise_q8 declares", "which are not the device's"});
+                  {"quantise declares", "which are not the device's"});
     // A graph's launches are ordered as any others.
     check_mistake(capturing([](DeviceStream stream, const Quantiser &q) {
                       must(q.launch(stream));

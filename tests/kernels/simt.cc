@@ -5,7 +5,9 @@
 #include "simt/engine.h"
 #include "support/compare.h"
 
+#include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <set>
 
 using namespace ds41;
@@ -452,6 +454,182 @@ TEST_CASE("simt: launches that no device can run") {
     }
     REQUIRE_LAUNCHES(
         SIMT_LAUNCH(nullptr, (nothing), (simt::Dim3{1, 9, 7}), (simt::Dim3{32, 32}), 227 * 1024, Buffers{}));
+}
+
+// ---- Blocks in each other's way.
+
+namespace {
+
+int block() {
+    return static_cast<int>(blockIdx.x);
+}
+std::uint8_t *bytes_of(int *p) {
+    return reinterpret_cast<std::uint8_t *>(p);
+}
+
+// Rows of p.n bytes, one a block, side by side.
+__global__ void writes_rows(const __grid_constant__ Buffers p) {
+    for (int i = lane(); i < p.n; i += simt::kWarp)
+        simt::store(bytes_of(p.out) + block() * p.n + i, static_cast<std::uint8_t>(block()));
+}
+// One byte too many: the next row's first, or what that row has left.
+__global__ void writes_into_the_next_row(const __grid_constant__ Buffers p) {
+    for (int i = lane(); i < p.n + (block() == 1 ? 1 : 0); i += simt::kWarp)
+        MISTAKE(simt::store(bytes_of(p.out) + block() * p.n + i, std::uint8_t{1}));
+}
+__global__ void reads_the_next_row(const __grid_constant__ Buffers p) {
+    for (int i = lane(); i < p.n; i += simt::kWarp)
+        MISTAKE(simt::store(bytes_of(p.out) + block() * p.n + i, std::uint8_t{1}),
+                simt::load(bytes_of(p.out) + std::min(block() + 1, 3) * p.n + p.n - 1));
+}
+// A word that a block writes and a wider read of another touch in their last bytes alone.
+__global__ void reads_too_wide(const __grid_constant__ Buffers p) {
+    if (block() == 0)
+        MISTAKE(simt::store(p.out + 3, 1));
+    else
+        MISTAKE(simt::load(reinterpret_cast<const uint4 *>(p.out)));
+}
+// Of three readers, none of which is in another's way, any may be the first.
+__global__ void writes_what_others_read(const __grid_constant__ Buffers p) {
+    MISTAKE(simt::load(p.out), block() == 2 ? simt::store(p.out, 1) : void());
+}
+__global__ void adds(const __grid_constant__ Buffers p) {
+    simt::atomic_add(p.out + lane() % 2, 1);
+}
+__global__ void adds_to_what_is_read(const __grid_constant__ Buffers p) {
+    MISTAKE(block() == 1 ? simt::load(p.out) : simt::atomic_add(p.out, 1));
+}
+__global__ void adds_to_what_is_written(const __grid_constant__ Buffers p) {
+    MISTAKE(block() == 1 ? simt::store(p.out, 0) : static_cast<void>(simt::atomic_add(p.out, 1)));
+}
+// Two blocks add, and one of them writes as well.
+__global__ void adds_then_writes(const __grid_constant__ Buffers p) {
+    MISTAKE(simt::atomic_add(p.out, 1), block() == 1 ? simt::store(p.out, 0) : void());
+}
+__global__ void writes_then_adds(const __grid_constant__ Buffers p) {
+    MISTAKE(block() == 1 ? simt::store(p.out, 0) : void(), simt::atomic_add(p.out, 1));
+}
+// Four blocks read bytes of one word, each its own, and one writes the byte of another.
+__global__ void writes_a_byte_that_another_reads(const __grid_constant__ Buffers p) {
+    std::uint8_t *const bytes = bytes_of(p.out);
+    MISTAKE(simt::load(bytes + block()),
+            block() == p.n ? simt::store(bytes + (block() + 1) % 4, std::uint8_t{1}) : void());
+}
+// All read one byte, and a second one each; one writes the first.
+template <bool kReads> __global__ void writes_a_byte_that_all_read(const __grid_constant__ Buffers p) {
+    std::uint8_t *const bytes = bytes_of(p.out);
+    MISTAKE(kReads || block() != p.n ? (simt::load(bytes), simt::load(bytes + block())) : std::uint8_t{},
+            block() == p.n ? simt::store(bytes, std::uint8_t{1}) : void());
+}
+// Each block its own words, in any way; and all of them what nobody changes.
+__global__ void keeps_to_itself(const __grid_constant__ Buffers p) {
+    int *const own = p.out + block() * 4;
+    int sum = 0;
+    for (int i = 0; i < p.n; ++i) sum += simt::load(bytes_of(const_cast<int *>(p.in)) + i);
+    simt::store(own, sum);
+    simt::store(own + 1, simt::load(own) + simt::load(p.in));
+    simt::store(own + 2, 0);
+    simt::atomic_add(own + 2, 5);
+    simt::store(own + 3, simt::load(own + 2));
+    simt::store(bytes_of(own + 3) + 1, std::uint8_t{1});
+}
+
+} // namespace
+
+TEST_CASE("simt: blocks that touch the same byte, one of them changing it") {
+    std::vector<int> memory(64);
+    const auto p = [&](int n) { return Buffers{memory.data(), memory.data(), n}; };
+    const std::string order = "and the result depends on the order of blocks";
+    for (const int n : {1, 2, 3, 4, 16, 17, 33}) {
+        CAPTURE(n);
+        const auto *const byte = reinterpret_cast<const std::uint8_t *>(memory.data()) + 2 * n;
+        char text[64];
+        std::snprintf(text, sizeof text, " has written byte %p", static_cast<const void *>(byte));
+        check_mistake(writes_into_the_next_row, {4}, {32}, 0, p(n), {"a write of 1 bytes at", text, order});
+    }
+    check_mistake(reads_the_next_row, {4}, {32}, 0, p(17), {" of 1 bytes at", order});
+    check_mistake(reads_too_wide, {2}, kOne, 0, p(0), {" bytes at", ": block (", order});
+    check_mistake(writes_what_others_read, {3}, kOne, 0, p(0), {" of 4 bytes at", order});
+    check_mistake(adds_to_what_is_read, {2}, kOne, 0, p(0), {order});
+    check_mistake(adds_to_what_is_written, {2}, kOne, 0, p(0), {order});
+    check_mistake(adds_then_writes, {2}, kOne, 0, p(0), {order});
+    check_mistake(writes_then_adds, {2}, kOne, 0, p(0), {order});
+    check_mistake(writes_a_byte_that_all_read<false>, {2}, kOne, 0, p(0), {" of 1 bytes at", order});
+    for (const int writer : {0, 1, 2, 3}) {
+        check_mistake(writes_a_byte_that_another_reads, {4}, kOne, 0, p(writer), {" of 1 bytes at", order});
+        check_mistake(writes_a_byte_that_all_read<false>, {4}, kOne, 0, p(writer), {" of 1 bytes at", order});
+        check_mistake(writes_a_byte_that_all_read<true>, {4}, kOne, 0, p(writer), {" of 1 bytes at", order});
+    }
+}
+
+TEST_CASE("simt: of two blocks in each other's way, both are named, with what they did") {
+    std::vector<int> memory(4);
+    const Buffers p{nullptr, memory.data(), 0};
+    // By the seed one block or the other is second.
+    const auto check_both = [&](auto kernel, simt::Dim3 grid, std::set<std::string> expected) {
+        std::set<std::string> found;
+        Seeds(20).each([&] {
+            CHECK(SIMT_LAUNCH(nullptr, (kernel), grid, kOne, 0, p) == simt::kLaunchFailure);
+            std::string sentence = simt::last_failure();
+            char address[32];
+            std::snprintf(address, sizeof address, "%p", static_cast<const void *>(memory.data()));
+            for (std::size_t at; (at = sentence.find(address)) != std::string::npos;)
+                sentence.replace(at, std::strlen(address), "P");
+            const std::size_t begin = sentence.find(": ") + 2, end = sentence.find(", thread");
+            REQUIRE(end != std::string::npos);
+            found.insert(sentence.substr(begin, end - begin));
+        });
+        for (const std::string &sentence : found) CHECK(expected.erase(sentence) == 1);
+        CHECK(expected.empty());
+    };
+    const std::string between = " byte P, and the result depends on the order of blocks: kernel (kernel), block (";
+    check_both(adds_to_what_is_read, {2},
+               {"an atomic of 4 bytes at P: block (1, 0, 0) has read" + between + "0, 0, 0)",
+                "a read of 4 bytes at P: block (0, 0, 0) has changed by an atomic" + between + "1, 0, 0)"});
+    check_both(adds_to_what_is_written, {2},
+               {"an atomic of 4 bytes at P: block (1, 0, 0) has written" + between + "0, 0, 0)",
+                "a write of 4 bytes at P: block (0, 0, 0) has changed by an atomic" + between + "1, 0, 0)"});
+    check_both(writes_what_others_read, {3},
+               {"a write of 4 bytes at P: block (0, 0, 0) has read" + between + "2, 0, 0)",
+                "a write of 4 bytes at P: block (1, 0, 0) has read" + between + "2, 0, 0)",
+                "a read of 4 bytes at P: block (2, 0, 0) has written" + between + "0, 0, 0)",
+                "a read of 4 bytes at P: block (2, 0, 0) has written" + between + "1, 0, 0)"});
+}
+
+TEST_CASE("simt: blocks that are not in each other's way") {
+    std::vector<int> in(32, 3), out(64);
+    Seeds(6).each([&] {
+        for (const int n : {1, 2, 3, 4, 16, 17, 33}) {
+            CAPTURE(n);
+            // What one launch has touched, the next one may.
+            for (const simt::Dim3 grid : {simt::Dim3{4}, simt::Dim3{4}, simt::Dim3{3}}) {
+                REQUIRE_LAUNCHES(
+                    SIMT_LAUNCH(nullptr, (writes_rows), grid, simt::Dim3{32}, 0, (Buffers{nullptr, out.data(), n})));
+                for (int i = 0; i < static_cast<int>(grid.x) * n; ++i) CHECK(bytes_of(out.data())[i] == i / n);
+            }
+        }
+        out[0] = out[1] = 0;
+        REQUIRE_LAUNCHES(
+            SIMT_LAUNCH(nullptr, (adds), simt::Dim3{9}, simt::Dim3{32}, 0, (Buffers{nullptr, out.data()})));
+        CHECK(out[0] == 9 * 16);
+        CHECK(out[1] == 9 * 16);
+        REQUIRE_LAUNCHES(
+            SIMT_LAUNCH(nullptr, (keeps_to_itself), simt::Dim3{12}, kOne, 0, (Buffers{in.data(), out.data(), 30})));
+        CHECK(out[4 * 11 + 1] == 8 * 3 + 3);
+        // One block does as it likes.
+        REQUIRE_LAUNCHES(SIMT_LAUNCH(nullptr, (adds_then_writes), kOne, kOne, 0, (Buffers{nullptr, out.data()})));
+    });
+}
+
+TEST_CASE("simt: blocks in each other's way are found over much memory, of which not all is kept in mind") {
+    constexpr int kBlocks = 64, kBytes = 1 << 18, kLaunches = 6;
+    std::vector<int> out(kLaunches * kBlocks * kBytes / 4 + 1);
+    for (int i = 0; i < kLaunches; ++i) {
+        const Buffers p{nullptr, out.data() + i * kBlocks * kBytes / 4, kBytes};
+        REQUIRE_LAUNCHES(SIMT_LAUNCH(nullptr, (writes_rows), simt::Dim3{kBlocks}, kOne, 0, p));
+        check_found(SIMT_LAUNCH(nullptr, (writes_into_the_next_row), simt::Dim3{kBlocks}, kOne, 0, p),
+                    {"depends on the order of blocks"});
+    }
 }
 
 // ---- Orders.

@@ -88,6 +88,9 @@ Keys make_row(Random &random, std::size_t kind, std::size_t n) {
 struct Step {
     std::vector<Keys> rows;
     int ratio = 1;
+    int n_padding = 0; // places without a token behind them
+
+    std::size_t n_places() const { return rows.size() + static_cast<std::size_t>(n_padding); }
 
     Array<Token> tokens() const {
         std::vector<Token> result;
@@ -96,7 +99,7 @@ struct Step {
             const auto n = static_cast<std::int64_t>(row.size());
             result.push_back({static_cast<std::int32_t>(result.size()), 0, (n + 1) * ratio - 2});
         }
-        return result;
+        return padded(Array<Token>(result), n_padding);
     }
     std::size_t stride() const {
         std::size_t widest = 0;
@@ -105,7 +108,7 @@ struct Step {
     }
     Array<std::uint16_t> keys(std::size_t first, std::size_t n) const {
         Array<std::uint16_t> result(n * stride());
-        for (std::size_t i = 0; i < n; ++i)
+        for (std::size_t i = 0; i < n && first + i < rows.size(); ++i)
             std::copy(rows[first + i].begin(), rows[first + i].end(), result.data() + i * stride());
         return result;
     }
@@ -114,7 +117,7 @@ struct Step {
 Indices run_topk(const Step &step, const std::vector<int> &tiles, int k, int n_slots,
                  const Array<std::int32_t> *blocks = nullptr, int n_block_slots = 0, int block_size = 0) {
     const auto tokens = step.tokens();
-    const Array<std::int32_t> groups(step.rows.size() * static_cast<std::size_t>(n_slots));
+    const Array<std::int32_t> groups(step.n_places() * static_cast<std::size_t>(n_slots));
     int first = 0;
     for (const int n : tiles) {
         const auto keys = step.keys(static_cast<std::size_t>(first), static_cast<std::size_t>(n));
@@ -139,7 +142,7 @@ Indices run_topk(const Step &step, const std::vector<int> &tiles, int k, int n_s
 
 Indices run_blocks(const Step &step, const std::vector<int> &tiles, int k, int block_size, int n_slots) {
     const auto tokens = step.tokens();
-    const Array<std::int32_t> blocks(step.rows.size() * static_cast<std::size_t>(n_slots));
+    const Array<std::int32_t> blocks(step.n_places() * static_cast<std::size_t>(n_slots));
     int first = 0;
     for (const int n : tiles) {
         const auto keys = step.keys(static_cast<std::size_t>(first), static_cast<std::size_t>(n));
@@ -295,6 +298,40 @@ TEST_CASE("keep blocks: as many blocks as a long context has") {
     for (const std::size_t kind : {0u, 1u, 2u}) {
         const Step step{{make_row(random, kind, 300003)}, 1};
         CHECK(run_blocks(step, {1}, 2048, 8, 2048) == padded(best_blocks(step.rows[0], 2048, 8), 2048));
+    }
+}
+
+TEST_CASE("topk and keep blocks: nothing is read or written for places without a token") {
+    Random random(718);
+    for (const int ratio : {1, 2, 4}) {
+        CAPTURE(ratio);
+        Step step;
+        step.ratio = ratio;
+        for (const std::size_t width : {9u, 700u, 0u}) step.rows.push_back(make_row(random, 0, width));
+        const Indices untouched(20, 0x5a5a5a5a);
+        for (const int n_padding : {1, 2}) {
+            step.n_padding = n_padding;
+            for (const auto &tiles : {std::vector<int>{3 + n_padding}, std::vector<int>{3, n_padding}}) {
+                const Indices groups = run_topk(step, tiles, 17, 20), blocks = run_blocks(step, tiles, 17, 8, 20);
+                for (std::size_t t = 0; t < step.n_places(); ++t) {
+                    CAPTURE(t);
+                    const bool there = t < 3;
+                    CHECK(row_of(groups, t, 20) == (there ? padded(best_of(step.rows[t], 17), 20) : untouched));
+                    CHECK(row_of(blocks, t, 20) == (there ? padded(best_blocks(step.rows[t], 17, 8), 20) : untouched));
+                }
+                // Of candidate blocks, whose table has nothing of such a place either.
+                Step columns = step;
+                columns.rows.assign(3, make_row(random, 1, 24));
+                const Array<std::int32_t> kept = extended(Array<std::int32_t>(Indices{2, 5, 9, 0, 1, 2, 7, 8, 9}),
+                                                          3 * static_cast<std::size_t>(n_padding));
+                const Indices of_blocks = run_topk(columns, tiles, 17, 20, &kept, 3, 8);
+                for (std::size_t t = 3; t < step.n_places(); ++t) CHECK(row_of(of_blocks, t, 20) == untouched);
+            }
+        }
+        Step none;
+        none.n_padding = 2;
+        CHECK(run_topk(none, {2}, 17, 20) == Indices(40, 0x5a5a5a5a));
+        CHECK(run_blocks(none, {2}, 17, 8, 20) == Indices(40, 0x5a5a5a5a));
     }
 }
 

@@ -26,12 +26,13 @@ SURVIVORS = pathlib.Path(__file__).with_name("kernels_survivors.txt")
 # An operation's test, and what of the library that pulls in.
 TESTS = {
     "linear": ["tests/kernels/linear.cc"],
+    "pages": ["tests/kernels/pages.cc"],
     "rows": ["tests/kernels/rows.cc", "lib/model/rope_tables.cc"],
     "score": ["tests/kernels/score.cc"],
     "topk": ["tests/kernels/topk.cc"],
-    "attend": ["tests/kernels/attend.cc"],
+    "attend": ["tests/kernels/attend.cc", "kernels/rows/rows.cu"],
 }
-COMMON = ["kernels/simt/engine.cc", "tests/kernels/main.cc"]
+COMMON = ["kernels/simt/conflicts.cc", "kernels/simt/engine.cc", "tests/kernels/main.cc"]
 KINDS = {
     "release": ["-O1"],
     "address": ["-O1", "-g1", "-fsanitize=address,bounds,float-cast-overflow", "-fno-sanitize-recover=all"],
@@ -212,7 +213,7 @@ class Workshop:
 
     def compile(self, source, target, kind):
         flags = KINDS[kind]
-        if kind == "thread" and source == "kernels/simt/engine.cc":
+        if kind == "thread" and source.startswith("kernels/simt/"):
             flags = ["-O1", "-DSIMT_TSAN"]  # what it notes about its fibers is no access of theirs
         command = [*CCACHE, "g++", "-std=c++20", "-ffp-contract=off", "-w", *flags, "-Ikernels", "-Ilib", "-Iinclude",
                    "-Itests", "-x", "c++", "-MMD", "-MF", f"{target}.d", "-c", source, "-o", target]

@@ -11,32 +11,38 @@
 namespace ds41 {
 
 // Changes with anything in this file or in an operation's parameters: a plugin of another version is refused.
-constexpr std::uint32_t kDeviceVersion = 2;
+constexpr std::uint32_t kDeviceVersion = 3;
 
 enum class DeviceOp : std::int32_t {
     kLinear,
-    kQuantiseQ8,
+    kQuantise,
     kRows,
-    kGroupState,
     kCommitWindow,
     kScore,
     kTopk,
     kKeepBlocks,
     kAttend,
     kAttendTensor,
+    kWritePages,
     kCount
 };
 
 enum class DeviceAccess : std::uint32_t { kRead = 1, kWrite = 2, kReadWrite = 3 };
 
-// Memory that an operation touches: n_bytes at `data`, or at each of n_pages addresses. What is not declared is not
-// touched: the simulator holds operations to it.
+// What a SpanRows entry (kernels/common/step.h) points to.
+enum class DeviceRows : std::int32_t { kNone, kWindow, kCompressed, kIndexKeys, kGroupState };
+
+// Memory that an operation touches: n_bytes at `data`. Or what the n_spans entries of SpanRows at `data` point to when
+// the operation runs, so that a graph's operations are held to what stands there at each launch: rows of the sequences,
+// the tables of their pages, and their group states. What is not declared is not touched: the simulator holds
+// operations to it.
 struct DeviceReference {
     const void *data;
-    std::size_t n_bytes;
+    std::size_t n_bytes; // with rows: of a row, or of a group state
     DeviceAccess access;
-    const std::uint8_t *const *pages; // on the host; null: one range
-    std::size_t n_pages;
+    DeviceRows rows = DeviceRows::kNone;
+    std::int32_t n_spans = 0;
+    std::int32_t per_row = 0; // kWindow: rows of the ring; kCompressed, kIndexKeys: positions for which a row stands
 };
 
 // out[n, rows] = bf16(x[n, k] . w[rows, k]) for each of n_slices, in f32. Slice s reads x from column s * k on, the
@@ -51,7 +57,8 @@ struct DeviceGemm {
 
 // What the simulated device counted since it was last asked: in all, or in the innermost range of a name.
 struct DeviceCounts {
-    std::uint64_t launches;
+    std::uint64_t launches;       // of kernels, those of graphs included
+    std::uint64_t graph_launches; // in all only
     std::uint64_t synchronisations;
     std::uint64_t uploads, uploaded_bytes;   // from the host, asynchronous ones and others
     std::uint64_t bytes_read, bytes_written; // by kernels, each access counted
@@ -80,6 +87,8 @@ struct DeviceFunctions {
     void (*release_pinned)(void *data);
     // 1 where all n_bytes are memory of the device.
     int (*owns)(const void *data, std::size_t n_bytes);
+    // Where the allocation that `data` lies in begins; `data` itself where that cannot be told.
+    const void *(*allocation_of)(const void *data);
     // Wait until they are done; what streams do meanwhile is not waited for.
     int (*upload_now)(void *target, const void *source, std::size_t n_bytes);
     int (*download_now)(void *target, const void *source, std::size_t n_bytes);
@@ -92,6 +101,7 @@ struct DeviceFunctions {
     int (*record_event)(DeviceEvent event, DeviceStream stream);
     int (*wait_event)(DeviceStream stream, DeviceEvent event);
     int (*synchronize_event)(DeviceEvent event);
+    int (*is_event_over)(DeviceEvent event, int *over); // without waiting
 
     // All from here on enqueue. `source` is pinned memory, which stays as it is until the copy is done.
     int (*upload)(DeviceStream stream, void *target, const void *source, std::size_t n_bytes);

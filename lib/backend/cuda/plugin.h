@@ -4,6 +4,8 @@
 #include "backend/cuda/device.h"
 #include "backend/memory.h"
 
+#include <atomic>
+#include <memory>
 #include <string>
 
 namespace ds41 {
@@ -28,6 +30,11 @@ const DevicePlugin &sim_plugin() noexcept;  // libds41-sim: the same backend on 
 // Throws std::bad_alloc or DEVICE_ERROR with `doing` and the device's sentence for an error that is not 0.
 void check_device(const DeviceFunctions &device, int error, const char *doing);
 
+// How many streams the calling thread captures. While it does, CUDA takes allocations and copies by that thread for
+// mistakes, so they are refused before they reach it, and memory is freed afterwards.
+std::shared_ptr<std::atomic<int>> captures_of_this_thread();
+void release_deferred() noexcept;
+
 class DeviceMemory final : public Memory {
 public:
     explicit DeviceMemory(const DevicePlugin &plugin) noexcept : plugin_(plugin) {}
@@ -38,6 +45,7 @@ public:
     void download(void *target, const void *source, std::size_t n_bytes) const override;
     bool is_host() const noexcept override { return false; }
     bool owns(const void *data, std::size_t n_bytes) const noexcept override;
+    const void *allocation_of(const void *data) const noexcept override;
 
 private:
     const DevicePlugin &plugin_;

@@ -4,8 +4,10 @@
 #include "error.h"
 #include "numeric/q8.h"
 #include "numeric/rows.h"
+#include "pages/params.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -33,7 +35,7 @@ int score_tile(const Config &c, const StageSizes &sizes) {
 
 CudaStages::CudaStages(const DeviceFunctions &device, const Memory &memory, const StageOptions &options)
     : device_(device), memory_(memory), stream_(options.stream), owns_stream_(options.stream == nullptr),
-      check_stages_(std::getenv("DS41_CHECK_STAGES") != nullptr) {
+      attention_split_(options.attention_split), check_stages_(std::getenv("DS41_CHECK_STAGES") != nullptr) {
     if (owns_stream_) check_device(device_, device_.create_stream(&stream_), "creating a stream");
 }
 
@@ -46,7 +48,7 @@ CudaStages::~CudaStages() {
     if (owns_stream_ && stream_) device_.destroy_stream(stream_);
 }
 
-CudaStages::Sizes CudaStages::buffer_bytes(const Config &c, const StageSizes &sizes) noexcept {
+CudaStages::Sizes CudaStages::buffer_bytes(const Config &c, const StageSizes &sizes) const noexcept {
     const auto tile = static_cast<std::size_t>(sizes.n_tile_tokens);
     const auto bf16 = [&](std::int64_t width) { return tile * static_cast<std::size_t>(width) * sizeof(Bf16); };
     bool pools = false;
@@ -73,15 +75,14 @@ CudaStages::Sizes CudaStages::buffer_bytes(const Config &c, const StageSizes &si
     const std::int32_t any = -1; // looked at for null only
     attend.groups = sizes.n_group_slots > 0 ? &any : nullptr;
     attend.n_group_slots = sizes.n_group_slots;
+    attend.n_splits = attention_split_;
     // Fewer tokens are shared among more blocks: the largest need is not at the largest tile.
     for (; attend.n >= 1; --attend.n) n[kPartials] = std::max(n[kPartials], attend_workspace_bytes(attend));
     n[kRotated] = bf16(c.q_width());
     n[kGrouped] = bf16(c.o_lora_width());
-    // Which projections are Q2_K is the weights' matter: room for the widest input of any.
-    const auto widest = static_cast<std::size_t>(
-        std::max({std::int64_t{c.dim}, std::int64_t{c.q_lora_rank}, c.q_width(), c.o_lora_width()}));
-    n[kQ8Codes] = tile * widest;
-    n[kQ8Scales] = tile * (widest / kQ8Block) * sizeof(float);
+    // Which projections are quantised is the weights' matter: room for all.
+    for (int input = 0; input < static_cast<int>(Input::kCount); ++input)
+        n[kQuantised] += quantised_bytes(c, static_cast<Input>(input), tile);
     return n;
 }
 
@@ -95,16 +96,17 @@ void CudaStages::prepare(const Config &config, const StageSizes &sizes) {
         group_ratios_ = std::move(ratios);
     }
     const Sizes wanted = buffer_bytes(config, sizes);
-    std::array<Block, kBufferCount> grown;
+    Buffers grown;
     for (std::size_t i = 0; i < kBufferCount; ++i)
-        if (wanted[i] > buffers_[i].n_bytes()) grown[i] = Block(memory_, wanted[i]);
+        if (!buffers_[i] || wanted[i] > buffers_[i]->n_bytes())
+            grown[i] = std::make_shared<const Block>(memory_, wanted[i]);
     for (std::size_t i = 0; i < kBufferCount; ++i)
-        if (grown[i].n_bytes() > 0) buffers_[i] = std::move(grown[i]);
+        if (grown[i]) buffers_[i] = std::move(grown[i]);
 }
 
 std::size_t CudaStages::n_bytes() const noexcept {
     std::size_t sum = 0; // the uploaded step is bookkeeping: some hundred bytes a token
-    for (const Block &block : buffers_) sum += block.n_bytes();
+    for (const auto &block : buffers_) sum += block ? block->n_bytes() : 0;
     return sum;
 }
 
@@ -126,40 +128,63 @@ void CudaStages::enter(int layer, const char *stage) {
 
 void CudaStages::leave(int layer, const char *stage) {
     device_.pop_range();
-    if (!check_stages_) return;
+    if (!check_stages_ || capture_ != Capture::kNone) return;
     char doing[64];
     std::snprintf(doing, sizeof doing, "stage %s of layer %d", stage, layer);
     check_device(device_, device_.synchronize(stream_), doing);
 }
 
 CudaStages::References &CudaStages::References::bytes(const void *data, std::size_t n_bytes, DeviceAccess access) {
-    if (wanted_ && n_bytes > 0) list_.push_back({data, n_bytes, access, nullptr, 0});
+    if (wanted_ && n_bytes > 0) list_.push_back({data, n_bytes, access});
     return *this;
 }
 
-CudaStages::References &CudaStages::References::rows(const RowsView &rows, DeviceAccess access) {
-    if (!wanted_ || rows.n_rows == 0) return *this;
-    const auto n_full = static_cast<std::size_t>(rows.n_rows / kPageRows);
-    const auto n_last = static_cast<std::size_t>(rows.n_rows % kPageRows);
-    read(rows.device_pages, static_cast<std::int64_t>(n_full + (n_last > 0)));
-    if (n_full > 0) list_.push_back({nullptr, kPageRows * rows.row_bytes, access, rows.pages, n_full});
-    if (n_last > 0) list_.push_back({nullptr, n_last * rows.row_bytes, access, rows.pages + n_full, 1});
+CudaStages::References &CudaStages::References::quantised(const kernels::QuantisedRows &rows, int n,
+                                                          DeviceAccess access) {
+    const auto n_values = static_cast<std::size_t>(n) * static_cast<std::size_t>(rows.width);
+    if (rows.form == kernels::QuantisedForm::kFp8) return bytes(rows.values, n_values * sizeof(Bf16), access);
+    if (rows.form != kernels::QuantisedForm::kQ8) return *this;
+    return bytes(rows.codes, n_values, access).bytes(rows.scales, n_values / kQ8Block * sizeof(float), access);
+}
+
+CudaStages::References &CudaStages::References::rows(DeviceRows rows, std::size_t n_bytes, int per_row,
+                                                     DeviceAccess access) {
+    if (wanted_) list_.push_back({spans_, n_bytes, access, rows, n_spans_, per_row});
     return *this;
+}
+
+CudaStages::References &CudaStages::References::window(const Config &c, DeviceAccess access) {
+    return rows(DeviceRows::kWindow, window_row_bytes(c.head_dim), c.window_size, access);
+}
+
+CudaStages::References &CudaStages::References::compressed(const Config &c, int ratio, DeviceAccess access) {
+    return rows(DeviceRows::kCompressed, compressed_row_bytes(c.head_dim), ratio, access);
+}
+
+CudaStages::References &CudaStages::References::index_keys(const Config &c, int ratio, DeviceAccess access) {
+    return rows(DeviceRows::kIndexKeys, index_key_row_bytes(c.index_head_dim), ratio, access);
+}
+
+CudaStages::References &CudaStages::References::group_state(const Config &c, int ratio, DeviceAccess access) {
+    const auto floats = std::size_t{2} * static_cast<std::size_t>(ratio) * static_cast<std::size_t>(c.head_dim);
+    return rows(DeviceRows::kGroupState, floats * sizeof(float), 1, access);
 }
 
 CudaStages::References CudaStages::step_references(const LayerView &layer) const {
-    return references().read(tokens(), layout_.n_tokens).read(spans(layer), layout_.n_spans);
+    References step(device_.wants_references != 0, spans(layer), layout_.n_span_slots);
+    step.read(tokens(), layout_.n_token_slots).read(spans(layer), layout_.n_span_slots);
+    return step;
 }
 
 const kernels::SpanRows *CudaStages::spans(const LayerView &layer) const {
     const auto slot = static_cast<std::size_t>(layout_.slot_of_layer[static_cast<std::size_t>(layer.layer)]);
-    return reinterpret_cast<const kernels::SpanRows *>(step_.as<unsigned char>() + layout_.spans_at) +
-           slot * static_cast<std::size_t>(layout_.n_spans);
+    return reinterpret_cast<const kernels::SpanRows *>(place_->block.as<unsigned char>() + layout_.spans_at) +
+           slot * static_cast<std::size_t>(layout_.n_span_slots);
 }
 
 const float *CudaStages::angle_table(int table) const {
-    return reinterpret_cast<const float *>(step_.as<unsigned char>() + layout_.angles_at) +
-           std::int64_t{table} * layout_.n_tokens * angle_count();
+    return reinterpret_cast<const float *>(place_->block.as<unsigned char>() + layout_.angles_at) +
+           std::int64_t{table} * layout_.n_token_slots * angle_count();
 }
 
 const float *CudaStages::angles(const LayerView &layer) const {
@@ -177,6 +202,11 @@ CudaStages::Layout CudaStages::layout_of(const StepUpload &upload) const {
     Layout layout;
     layout.n_tokens = upload.n_tokens;
     layout.n_spans = upload.n_spans;
+    // Steps of a prefill have the room that they need. Those of decode have one place for each power of two.
+    const int n_slots = std::max(upload.n_tokens, upload.n_slots);
+    layout.n_token_slots =
+        upload.is_prefill ? n_slots : static_cast<int>(std::bit_ceil(static_cast<unsigned>(n_slots)));
+    layout.n_span_slots = upload.is_prefill ? upload.n_spans : layout.n_token_slots;
     layout.n_pairs = c.rope_head_dim / 2;
     layout.is_prefill = upload.is_prefill;
     layout.score_stride = score_stride(c, *upload.sizes);
@@ -184,54 +214,77 @@ CudaStages::Layout CudaStages::layout_of(const StepUpload &upload) const {
     layout.slot_of_layer.assign(static_cast<std::size_t>(c.n_layers_total()), 0);
     for (int i = 0; i < upload.n_layers; ++i) layout.slot_of_layer[static_cast<std::size_t>(upload.layers[i])] = i;
 
-    const auto n_tokens = static_cast<std::size_t>(layout.n_tokens);
+    const auto n_tokens = static_cast<std::size_t>(layout.n_token_slots);
     const std::size_t token_angles = 2 * static_cast<std::size_t>(layout.n_pairs) * sizeof(float);
     layout.angles_at = n_tokens * sizeof(kernels::Token);
     const std::size_t angles_end = layout.angles_at + (2 + group_ratios_.size()) * n_tokens * token_angles;
     layout.spans_at = (angles_end + 15) / 16 * 16;
     layout.n_bytes = layout.spans_at + static_cast<std::size_t>(upload.n_layers) *
-                                           static_cast<std::size_t>(layout.n_spans) * sizeof(kernels::SpanRows);
+                                           static_cast<std::size_t>(layout.n_span_slots) * sizeof(kernels::SpanRows);
     return layout;
 }
 
-void CudaStages::write_angles(const StepUpload &upload, const Layout &layout, float *out) const {
-    const auto write = [&](const RopeTable &rope, std::int64_t pos) {
-        for (int pair = 0; pair < layout.n_pairs; ++pair, out += 2) rope.angle(pos, pair, out[0], out[1]);
-    };
-    for (const RopeTable *rope : {upload.rope_plain, upload.rope_compressed})
-        for (int i = 0; i < layout.n_tokens; ++i) write(*rope, upload.tokens[i].pos);
-    for (const int ratio : group_ratios_)
-        for (int i = 0; i < layout.n_tokens; ++i) {
-            const std::int64_t pos = upload.tokens[i].pos;
-            if ((pos + 1) % ratio == 0)
-                write(*upload.rope_compressed, pos + 1 - ratio);
-            else
-                out = std::fill_n(out, 2 * layout.n_pairs, 0.0f); // the token completes no group
-        }
+CudaStages::Place &CudaStages::place_of(const StepUpload &upload, const Layout &layout) {
+    if (upload.is_prefill) return prefill_;
+    return decode_[static_cast<std::size_t>(std::bit_width(static_cast<unsigned>(layout.n_token_slots)) - 1)];
 }
 
-void CudaStages::write_step(const StepUpload &upload, const Layout &layout) {
+void CudaStages::write_angles(const StepUpload &upload, const Layout &layout, float *out) const {
+    const std::int64_t row = std::int64_t{2} * layout.n_pairs, table = layout.n_token_slots * row;
+    const auto write = [&](float *to, const RopeTable &rope, std::int64_t pos) {
+        for (int pair = 0; pair < layout.n_pairs; ++pair, to += 2) rope.angle(pos, pair, to[0], to[1]);
+    };
+    for (int i = 0; i < layout.n_tokens; ++i) {
+        const std::int64_t pos = upload.tokens[i].pos;
+        float *to = out + i * row;
+        write(to, *upload.rope_plain, pos);
+        write(to += table, *upload.rope_compressed, pos);
+        for (const int ratio : group_ratios_) {
+            to += table;
+            if ((pos + 1) % ratio == 0) write(to, *upload.rope_compressed, pos + 1 - ratio); // completes a group
+        }
+    }
+}
+
+void CudaStages::write_step(const StepUpload &upload, const Layout &layout, const Place &place) {
     next_.assign(layout.n_bytes, 0);
     auto *const token = reinterpret_cast<kernels::Token *>(next_.data());
     for (int i = 0; i < layout.n_tokens; ++i) token[i] = {upload.tokens[i].span, 0, upload.tokens[i].pos};
+    for (int i = layout.n_tokens; i < layout.n_token_slots; ++i) token[i] = {-1, 0, 0};
     // Angles are dear on the host, and the same for all layers of a step.
-    const bool same_tokens = layout_.n_tokens == layout.n_tokens && uploaded_.size() >= layout.spans_at &&
-                             std::memcmp(uploaded_.data(), next_.data(), layout.angles_at) == 0;
+    const std::vector<unsigned char> &uploaded = place.uploaded;
+    const bool same_tokens = layout_.n_token_slots == layout.n_token_slots && place_ == &place &&
+                             uploaded.size() >= layout.spans_at &&
+                             std::memcmp(uploaded.data(), next_.data(), layout.angles_at) == 0;
     if (same_tokens)
-        std::memcpy(next_.data() + layout.angles_at, uploaded_.data() + layout.angles_at,
+        std::memcpy(next_.data() + layout.angles_at, uploaded.data() + layout.angles_at,
                     layout.spans_at - layout.angles_at);
     else
         write_angles(upload, layout, reinterpret_cast<float *>(next_.data() + layout.angles_at));
     auto *rows = reinterpret_cast<kernels::SpanRows *>(next_.data() + layout.spans_at);
-    for (int i = 0; i < upload.n_layers * layout.n_spans; ++i) {
-        const SpanView &view = upload.views[i];
-        rows[i] = {view.first_token,
-                   view.n_tokens,
-                   view.start_pos,
-                   view.window.device_pages,
-                   view.compressed.device_pages,
-                   view.index_keys.device_pages,
-                   view.group_state};
+    for (int i = 0; i < upload.n_layers; ++i, rows += layout.n_span_slots)
+        for (int s = 0; s < layout.n_spans; ++s) {
+            const SpanView &view = upload.views[i * layout.n_spans + s];
+            rows[s] = {view.first_token,
+                       view.n_tokens,
+                       view.start_pos,
+                       view.window.device_pages,
+                       view.compressed.device_pages,
+                       view.index_keys.device_pages,
+                       view.group_state};
+        }
+}
+
+void CudaStages::write_pages(const StepUpload &upload) {
+    for (int first = 0; first < upload.n_page_writes; first += kernels::kMaxPageWrites) {
+        kernels::WritePagesParams p{};
+        p.n = std::min(kernels::kMaxPageWrites, upload.n_page_writes - first);
+        References touched = references();
+        for (int i = 0; i < p.n; ++i) {
+            p.writes[i] = upload.page_writes[first + i];
+            touched.write(p.writes[i].entry, 1);
+        }
+        launch(DeviceOp::kWritePages, p, touched);
     }
 }
 
@@ -239,7 +292,9 @@ CudaStages::Staging &CudaStages::free_staging(std::size_t n_bytes) {
     Staging &staging = stagings_[next_staging_++ % kStagings];
     if (!staging.event) check_device(device_, device_.create_event(&staging.event), "creating an event");
     if (staging.in_flight) {
-        check_device(device_, device_.synchronize_event(staging.event), "waiting for an upload");
+        int over = 0;
+        check_device(device_, device_.is_event_over(staging.event, &over), "asking about an upload");
+        if (!over) check_device(device_, device_.synchronize_event(staging.event), "waiting for an upload");
         staging.in_flight = false;
     }
     if (staging.n_bytes < n_bytes) {
@@ -255,29 +310,33 @@ CudaStages::Staging &CudaStages::free_staging(std::size_t n_bytes) {
 void CudaStages::upload_step(const StepUpload &upload) {
     // Memory first: until all of it is there, the step that was uploaded before stays in use.
     Layout layout = layout_of(upload);
-    write_step(upload, layout);
+    Place &place = place_of(upload, layout);
+    write_step(upload, layout, place);
     const std::size_t n_bytes = layout.n_bytes;
-    uploaded_.reserve(n_bytes);
+    place.uploaded.reserve(n_bytes);
     Block grown;
-    if (n_bytes > step_.n_bytes()) grown = Block(memory_, n_bytes + n_bytes / 2);
+    if (n_bytes > place.block.n_bytes()) grown = Block(memory_, upload.is_prefill ? n_bytes + n_bytes / 2 : n_bytes);
     std::size_t begin = 0, end = n_bytes; // of what changed
-    if (grown.n_bytes() == 0 && uploaded_.size() >= n_bytes) {
-        begin = static_cast<std::size_t>(std::mismatch(next_.begin(), next_.end(), uploaded_.begin()).first -
+    if (grown.n_bytes() == 0 && place.uploaded.size() >= n_bytes) {
+        begin = static_cast<std::size_t>(std::mismatch(next_.begin(), next_.end(), place.uploaded.begin()).first -
                                          next_.begin());
-        while (end > begin && next_[end - 1] == uploaded_[end - 1]) --end;
+        while (end > begin && next_[end - 1] == place.uploaded[end - 1]) --end;
     }
     Staging *const staging = begin < end ? &free_staging(end - begin) : nullptr;
 
     layout_ = std::move(layout);
+    place_ = &place;
     if (grown.n_bytes() > 0) {
-        step_ = std::move(grown);
-        uploaded_.clear();
+        place.block = std::move(grown);
+        place.uploaded.clear();
     }
-    if (uploaded_.size() < n_bytes) uploaded_.resize(n_bytes);
+    if (place.uploaded.size() < n_bytes) place.uploaded.resize(n_bytes);
+    write_pages(upload);
     if (!staging) return;
-    std::memcpy(uploaded_.data() + begin, next_.data() + begin, end - begin);
+    std::memcpy(place.uploaded.data() + begin, next_.data() + begin, end - begin);
     std::memcpy(staging->pinned, next_.data() + begin, end - begin);
-    check_device(device_, device_.upload(stream_, step_.as<unsigned char>() + begin, staging->pinned, end - begin),
+    check_device(device_,
+                 device_.upload(stream_, place.block.as<unsigned char>() + begin, staging->pinned, end - begin),
                  "uploading a step");
     check_device(device_, device_.record_event(staging->event, stream_), "recording an event");
     staging->in_flight = true;

@@ -1,8 +1,10 @@
 // Projections, the compressor, index queries and the output of a layer, as launches.
 #include "backend/cuda/stages.h"
+#include "numeric/q8.h"
 #include "numeric/rows.h"
 
-#include <algorithm>
+#include <array>
+#include <utility>
 
 namespace ds41 {
 
@@ -25,17 +27,22 @@ RowJob row_job(const Bf16 *rows, std::int64_t width) {
 
 } // namespace
 
+// Products of x and what becomes of their rows come together for all that the layer's role asks for: a launch each, not
+// one for each stage.
 void CudaStages::project(const ProjectArgs &a) {
     const Config &c = *a.layer.config;
+    const LayerRole &role = *a.layer.role;
     const LayerWeights &w = *a.layer.weights;
     const Bf16 *const x = a.x + std::int64_t{a.tile.first} * c.dim;
-    Bf16 *const kv = buffer<Bf16>(kKv);
     const float *const turn = angles(a.layer) + a.tile.first * angle_count();
     const auto row_bytes = static_cast<std::int64_t>(window_row_bytes(c.head_dim));
     std::uint8_t *const window_new = a.window_new + a.tile.first * row_bytes;
+    begin_tile(c, a.tile);
 
-    products(a.tile.n, {{&w.wq_a, x, c.dim, a.qr, c.q_lora_rank}, {&w.wkv, x, c.dim, kv, c.head_dim}});
-
+    Bf16 *const kv = buffer<Bf16>(kKv), *const latent = buffer<Bf16>(kLatent);
+    float *const pooled = buffer<float>(kProducts);
+    const Product queries_low{Input::kX, &w.wq_a, x, c.dim, a.qr, c.q_lora_rank};
+    const Product window_row{Input::kX, &w.wkv, x, c.dim, kv, c.head_dim};
     RowJob queries = row_job(a.qr, c.q_lora_rank);
     queries.norm = w.q_norm;
     queries.eps = c.norm_eps;
@@ -47,9 +54,38 @@ void CudaStages::project(const ProjectArgs &a) {
     window.n_pairs = layout_.n_pairs;
     window.packing = RowPacking::kWindow; // the whole row, the rotated tail included
     window.packed = window_new;
-    rows(a.layer, a.tile, {queries, window}, references().write(window_new, a.tile.n * row_bytes));
+    RowJob normed = row_job(latent, c.head_dim);
+    normed.norm = w.compressor_norm;
+    normed.eps = c.norm_eps;
+    normed.out = latent;
+    normed.ratio = role.ratio;
+    References touched = step_references(a.layer);
+    touched.write(window_new, a.tile.n * row_bytes);
 
-    Product heads{&w.wq_b, a.qr, c.q_lora_rank, a.q, c.q_width()};
+    if (role.has_group_state()) {
+        Product pool{Input::kX, &w.compressor_wkv, x, c.dim, pooled, std::int64_t{2} * c.head_dim};
+        pool.output = LinearOutput::kF32;
+        Product gate{Input::kX, &w.compressor_wgate, x, c.dim, pooled + c.head_dim, std::int64_t{2} * c.head_dim};
+        gate.output = LinearOutput::kF32;
+        products(a.tile.n, {queries_low, window_row, pool, gate});
+        normed.source = RowSource::kPool;
+        normed.products = pooled;
+        normed.rows = nullptr;
+        touched.group_state(c, role.ratio, DeviceAccess::kRead);
+    } else if (role.is_kv_source) {
+        products(a.tile.n, {queries_low, window_row, {Input::kX, &w.compressor_wkv, x, c.dim, latent, c.head_dim}});
+    } else {
+        products(a.tile.n, {queries_low, window_row});
+    }
+    queries.quantised = quantised(Input::kQr, form_of(w.wq_b), c.q_lora_rank);
+    if (role.is_kv_source) {
+        if (role.is_index_source) normed.quantised = quantised(Input::kLatent, form_of(w.indexer_wk), c.head_dim);
+        rows(a.layer, a.tile, {queries, window, normed}, touched);
+    } else {
+        rows(a.layer, a.tile, {queries, window}, touched);
+    }
+
+    Product heads{Input::kQr, &w.wq_b, a.qr, c.q_lora_rank, a.q, c.q_width()};
     heads.output = LinearOutput::kRotated;
     heads.angles = turn;
     heads.head_dim = c.head_dim;
@@ -57,6 +93,7 @@ void CudaStages::project(const ProjectArgs &a) {
 }
 
 void CudaStages::commit_window(const LayerView &layer, const std::uint8_t *window_new) {
+    if (std::exchange(has_committed_, false)) return;
     kernels::CommitWindowParams p{};
     p.window_new = window_new;
     p.tokens = tokens();
@@ -66,41 +103,17 @@ void CudaStages::commit_window(const LayerView &layer, const std::uint8_t *windo
     p.row_bytes = static_cast<std::int32_t>(window_row_bytes(layer.config->head_dim));
     References touched = step_references(layer);
     touched.read(window_new, std::int64_t{layout_.n_tokens} * p.row_bytes);
-    for (int s = 0; s < layout_.n_spans; ++s) touched.rows(layer.step.spans[s].window, DeviceAccess::kWrite);
+    touched.window(*layer.config, DeviceAccess::kWrite);
     launch(DeviceOp::kCommitWindow, p, touched);
 }
 
+// From the latents that project() has made.
 void CudaStages::compress(const CompressArgs &a) {
     const Config &c = *a.layer.config;
     const LayerRole &role = *a.layer.role;
     const LayerWeights &w = *a.layer.weights;
-    const Bf16 *const x = a.x + std::int64_t{a.tile.first} * c.dim;
     const int n = a.tile.n;
     Bf16 *const latent = buffer<Bf16>(kLatent);
-    float *const pooled = buffer<float>(kProducts);
-    const std::int64_t group_floats = std::int64_t{2} * role.ratio * c.head_dim;
-
-    RowJob norm = row_job(latent, c.head_dim);
-    norm.norm = w.compressor_norm;
-    norm.eps = c.norm_eps;
-    norm.out = latent;
-    norm.ratio = role.ratio;
-    References states = references();
-    if (role.has_group_state()) {
-        Product kv{&w.compressor_wkv, x, c.dim, pooled, std::int64_t{2} * c.head_dim};
-        kv.output = LinearOutput::kF32;
-        Product gate{&w.compressor_wgate, x, c.dim, pooled + c.head_dim, std::int64_t{2} * c.head_dim};
-        gate.output = LinearOutput::kF32;
-        products(n, {kv, gate});
-        norm.source = RowSource::kPool;
-        norm.products = pooled;
-        norm.rows = nullptr;
-        for (int s = 0; s < layout_.n_spans; ++s) states.read(a.layer.step.spans[s].group_state, group_floats);
-    } else {
-        products(n, {{&w.compressor_wkv, x, c.dim, latent, c.head_dim}});
-    }
-    rows(a.layer, a.tile, {norm}, states);
-
     if (a.tap_latents)
         for (int i = 0; i < n; ++i) {
             const TokenView &token = a.layer.step.tokens[a.tile.first + i];
@@ -119,12 +132,14 @@ void CudaStages::compress(const CompressArgs &a) {
     compressed.n_pairs = layout_.n_pairs;
     compressed.packing = RowPacking::kCompressed;
     compressed.ratio = role.ratio;
-    References pages = references();
-    for (int s = 0; s < layout_.n_spans; ++s) pages.rows(a.layer.step.spans[s].compressed, DeviceAccess::kWrite);
+    References pages = step_references(a.layer);
+    pages.compressed(c, role.ratio, DeviceAccess::kWrite);
+    std::array<RowJob, 3> jobs = {compressed};
+    std::size_t n_jobs = 1;
     if (role.is_index_source) {
         // From the latent before its rotation.
         Bf16 *const raw = buffer<Bf16>(kKey);
-        products(n, {{&w.indexer_wk, latent, c.head_dim, raw, c.index_head_dim}});
+        products(n, {{Input::kLatent, &w.indexer_wk, latent, c.head_dim, raw, c.index_head_dim}});
         RowJob key = row_job(raw, c.index_head_dim);
         key.norm = w.indexer_k_norm;
         key.eps = c.norm_eps;
@@ -132,25 +147,20 @@ void CudaStages::compress(const CompressArgs &a) {
         key.n_pairs = layout_.n_pairs;
         key.packing = RowPacking::kIndexKey;
         key.ratio = role.ratio;
-        for (int s = 0; s < layout_.n_spans; ++s) pages.rows(a.layer.step.spans[s].index_keys, DeviceAccess::kWrite);
-        rows(a.layer, a.tile, {compressed, key}, pages);
-    } else {
-        rows(a.layer, a.tile, {compressed}, pages);
+        pages.index_keys(c, role.ratio, DeviceAccess::kWrite);
+        jobs[n_jobs++] = key;
     }
-
-    if (!role.has_group_state()) return;
-    kernels::GroupStateParams p{};
-    p.products = pooled;
-    p.tokens = tokens();
-    p.spans = spans(a.layer);
-    p.first = a.tile.first;
-    p.n = n;
-    p.width = c.head_dim;
-    p.ratio = role.ratio;
-    References touched = step_references(a.layer);
-    touched.read(pooled, std::int64_t{n} * 2 * c.head_dim);
-    for (int s = 0; s < layout_.n_spans; ++s) touched.write(a.layer.step.spans[s].group_state, group_floats);
-    launch(DeviceOp::kGroupState, p, touched);
+    if (role.has_group_state()) { // after project() has pooled what stands there
+        RowJob state{};
+        state.source = RowSource::kState;
+        state.products = buffer<float>(kProducts);
+        state.width = c.head_dim;
+        state.rows_per_token = 1;
+        state.ratio = role.ratio;
+        pages.group_state(c, role.ratio, DeviceAccess::kWrite);
+        jobs[n_jobs++] = state;
+    }
+    rows(a.layer, a.tile, {jobs.data(), n_jobs}, pages);
 }
 
 void CudaStages::index_query(const IndexQueryArgs &a) {
@@ -159,10 +169,10 @@ void CudaStages::index_query(const IndexQueryArgs &a) {
     const Bf16 *const x = a.x + std::int64_t{a.tile.first} * c.dim;
     Bf16 *const raw = buffer<Bf16>(kIndexRaw);
 
-    Product weights{&w.indexer_weights_proj, x, c.dim, a.weights, c.index_n_heads};
+    Product weights{Input::kX, &w.indexer_weights_proj, x, c.dim, a.weights, c.index_n_heads};
     weights.output = LinearOutput::kScaled;
     weights.scale = c.index_weight_scale();
-    products(a.tile.n, {{&w.indexer_wq_b, a.qr, c.q_lora_rank, raw, c.index_q_width()}, weights});
+    products(a.tile.n, {{Input::kQr, &w.indexer_wq_b, a.qr, c.q_lora_rank, raw, c.index_q_width()}, weights});
 
     RowJob query = row_job(raw, c.index_head_dim);
     query.stride_rows = c.index_q_width();
@@ -179,10 +189,15 @@ void CudaStages::output(const OutputArgs &a) {
     const Config &c = *a.layer.config;
     const LayerWeights &w = *a.layer.weights;
     Bf16 *const grouped = buffer<Bf16>(kGrouped);
-    Product slices{&w.wo_a, buffer<Bf16>(kRotated), c.q_width(), grouped, c.o_lora_width()};
+    Product slices{Input::kO, &w.wo_a, buffer<Bf16>(kRotated), c.q_width(), grouped, c.o_lora_width()};
     slices.n_slices = c.o_groups;
+    if (form_of(w.wo_b) != kernels::QuantisedForm::kNone && !has_many_rows() && c.o_lora_rank % kQ8Block == 0) {
+        slices.copy = quantised(Input::kGrouped, form_of(w.wo_b), c.o_lora_width());
+        slices.out = nullptr;
+    }
     products(a.tile.n, {slices});
-    products(a.tile.n, {{&w.wo_b, grouped, c.o_lora_width(), a.out + std::int64_t{a.tile.first} * c.dim, c.dim}});
+    products(a.tile.n, {{Input::kGrouped, &w.wo_b, grouped, c.o_lora_width(),
+                         a.out + std::int64_t{a.tile.first} * c.dim, c.dim}});
 }
 
 } // namespace ds41

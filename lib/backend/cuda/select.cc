@@ -44,7 +44,7 @@ void CudaStages::score(const SelectArgs &a, int first, int n, float *tap, std::i
         .write(p.keys, n * layout_.score_stride);
     if (p.blocks) touched.read(a.blocks, std::int64_t{layout_.n_tokens} * a.n_block_slots);
     if (tap) touched.write(tap, n * stride_tap);
-    for (int s = 0; s < layout_.n_spans; ++s) touched.rows(a.layer.step.spans[s].index_keys, DeviceAccess::kRead);
+    touched.index_keys(c, role.ratio, DeviceAccess::kRead);
     launch(DeviceOp::kScore, p, touched);
 }
 
@@ -164,10 +164,18 @@ void CudaStages::attend(const AttendArgs &a) {
     p.n_group_slots = a.n_group_slots;
     p.sink = a.layer.weights->attn_sink;
     p.scale = c.attention_scale();
+    p.n_splits = attention_split_;
     p.rope = angles(a.layer);
     p.workspace = buffer<float>(kPartials);
     p.o_before = a.is_tapped ? a.o : nullptr;
     p.o = buffer<Bf16>(kRotated);
+    if (const auto form = form_of(a.layer.weights->wo_a); form != kernels::QuantisedForm::kNone && !has_many_rows()) {
+        p.quantised = quantised(Input::kO, form, c.q_width());
+        p.o = nullptr; // nobody reads it
+    }
+    // A tap wants the rings as they were, and so do further tiles.
+    p.commit = !a.is_tapped && a.tile.n == layout_.n_tokens;
+    has_committed_ = p.commit != 0;
 
     const auto row_bytes = static_cast<std::int64_t>(window_row_bytes(c.head_dim));
     References touched = step_references(a.layer);
@@ -175,14 +183,13 @@ void CudaStages::attend(const AttendArgs &a) {
         .read(a.window_new, layout_.n_tokens * row_bytes)
         .read(p.sink, c.n_heads)
         .read(p.rope, layout_.n_tokens * angle_count())
-        .write(p.o, n_values)
+        .quantised(p.quantised, a.tile.n, DeviceAccess::kWrite)
         .bytes(p.workspace, attend_workspace_bytes(p), DeviceAccess::kReadWrite);
     if (a.groups) touched.read(a.groups, std::int64_t{layout_.n_tokens} * a.n_group_slots);
     if (p.o_before) touched.write(p.o_before, n_values);
-    for (int s = 0; s < layout_.n_spans; ++s) {
-        touched.rows(a.layer.step.spans[s].window, DeviceAccess::kRead);
-        if (a.groups) touched.rows(a.layer.step.spans[s].compressed, DeviceAccess::kRead);
-    }
+    if (p.o) touched.write(p.o, n_values);
+    touched.window(c, p.commit ? DeviceAccess::kReadWrite : DeviceAccess::kRead);
+    if (a.groups) touched.compressed(c, a.layer.role->ratio, DeviceAccess::kRead);
     launch(has_many_rows() ? DeviceOp::kAttendTensor : DeviceOp::kAttend, p, touched);
 }
 

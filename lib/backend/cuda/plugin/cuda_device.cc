@@ -75,6 +75,23 @@ int owns(const void *data, std::size_t n_bytes) {
     };
     return is_device(data) && (n_bytes == 0 || is_device(static_cast<const char *>(data) + n_bytes - 1));
 }
+const void *allocation_of(const void *data) {
+    // The runtime has no call for it; the driver is opened already.
+    using AddressRangeFn = int (*)(unsigned long long *base, std::size_t *n_bytes, unsigned long long address);
+    static const auto address_range = [] {
+        void *function = nullptr;
+        cudaDriverEntryPointQueryResult found{};
+        constexpr unsigned kVersion = 12000;
+        const cudaError_t error =
+            cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, kVersion, cudaEnableDefault, &found);
+        const bool there = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+        return there ? reinterpret_cast<AddressRangeFn>(function) : nullptr;
+    }();
+    unsigned long long base = 0;
+    std::size_t n_bytes = 0;
+    if (!address_range || address_range(&base, &n_bytes, reinterpret_cast<unsigned long long>(data)) != 0) return data;
+    return reinterpret_cast<const void *>(base);
+}
 int upload_now(void *target, const void *source, std::size_t n_bytes) {
     // From pageable memory the copy itself may come later than the call returns.
     if (const cudaError_t error = cudaMemcpy(target, source, n_bytes, cudaMemcpyHostToDevice)) return error;
@@ -114,6 +131,12 @@ int wait_event(DeviceStream stream, DeviceEvent event) {
 }
 int synchronize_event(DeviceEvent event) {
     return cudaEventSynchronize(native_event(event));
+}
+
+int is_event_over(DeviceEvent event, int *over) {
+    const cudaError_t error = cudaEventQuery(native_event(event));
+    *over = error == cudaSuccess;
+    return error == cudaErrorNotReady ? cudaSuccess : error;
 }
 
 int upload(DeviceStream stream, void *target, const void *source, std::size_t n_bytes) {
@@ -173,6 +196,7 @@ constexpr DeviceFunctions kFunctions = {
     allocate_pinned,
     release_pinned,
     owns,
+    allocation_of,
     upload_now,
     download_now,
     create_stream,
@@ -183,6 +207,7 @@ constexpr DeviceFunctions kFunctions = {
     record_event,
     wait_event,
     synchronize_event,
+    is_event_over,
     upload,
     copy,
     fill,

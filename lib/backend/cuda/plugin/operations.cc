@@ -2,6 +2,7 @@
 
 #include "attend/launch.h"
 #include "linear/launch.h"
+#include "pages/launch.h"
 #include "rows/launch.h"
 #include "score/launch.h"
 #include "topk/launch.h"
@@ -14,12 +15,10 @@ int launch_operation(simt::Stream stream, DeviceOp op, const void *params) {
     switch (op) {
     case DeviceOp::kLinear:
         return launch_linear(stream, *static_cast<const LinearParams *>(params));
-    case DeviceOp::kQuantiseQ8:
-        return launch_quantise_q8(stream, *static_cast<const QuantiseQ8Params *>(params));
+    case DeviceOp::kQuantise:
+        return launch_quantise(stream, *static_cast<const QuantiseParams *>(params));
     case DeviceOp::kRows:
         return launch_rows(stream, *static_cast<const RowsParams *>(params));
-    case DeviceOp::kGroupState:
-        return launch_group_state(stream, *static_cast<const GroupStateParams *>(params));
     case DeviceOp::kCommitWindow:
         return launch_commit_window(stream, *static_cast<const CommitWindowParams *>(params));
     case DeviceOp::kScore:
@@ -32,6 +31,8 @@ int launch_operation(simt::Stream stream, DeviceOp op, const void *params) {
         return launch_attend(stream, *static_cast<const AttendParams *>(params));
     case DeviceOp::kAttendTensor:
         return launch_attend_tensor(stream, *static_cast<const AttendParams *>(params));
+    case DeviceOp::kWritePages:
+        return launch_write_pages(stream, *static_cast<const WritePagesParams *>(params));
     case DeviceOp::kCount:
         break;
     }
@@ -39,8 +40,8 @@ int launch_operation(simt::Stream stream, DeviceOp op, const void *params) {
 }
 
 const char *operation_name(DeviceOp op) {
-    constexpr const char *kNames[] = {"linear", "quantise_q8", "rows",        "group_state", "commit_window",
-                                      "score",  "topk",        "keep_blocks", "attend",      "attend_tensor"};
+    constexpr const char *kNames[] = {"linear", "quantise",    "rows",   "commit_window", "score",
+                                      "topk",   "keep_blocks", "attend", "attend_tensor", "write_pages"};
     static_assert(sizeof kNames / sizeof *kNames == static_cast<std::size_t>(DeviceOp::kCount));
     return op < DeviceOp::kCount ? kNames[static_cast<std::size_t>(op)] : "no operation";
 }

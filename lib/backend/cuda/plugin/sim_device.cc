@@ -1,9 +1,11 @@
-// The simulated device: what is enqueued runs when something waits for it, in the order it was enqueued, on the calling
-// thread. It holds the caller to what CUDA leaves undefined or would find late: memory that is freed or was never the
-// device's, reads of what a stream has not finished, streams that touch the same memory without an event between them,
-// operations that touch what they did not declare, pinned memory that changes before it is copied, host work in a
-// capture. The first mistake is kept, as CUDA keeps its faults: every later call returns it.
+// The simulated device: what is enqueued runs in the order it was enqueued, on the calling thread, when something waits
+// for it or when what a launch may touch is read from the device's memory. It holds the caller to what CUDA leaves
+// undefined or would find late: memory that is freed or was never the device's, reads of what a stream has not
+// finished, streams that touch the same memory without an event between them, operations that touch what they did not
+// declare, pinned memory that changes before it is copied, host work in a capture. The first mistake is kept, as CUDA
+// keeps its faults: every later call returns it.
 #include "backend/cuda/plugin/operations.h"
+#include "common/step.h"
 #include "simt/engine.h"
 
 #include <algorithm>
@@ -12,11 +14,13 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -54,6 +58,7 @@ struct Allocation {
 struct Range {
     std::uintptr_t begin, end;
     bool read, write;
+    bool may_change = false; // while the task runs, by this range or by another that overlaps it
 };
 
 // What a thread is in, between push_range and pop_range.
@@ -66,11 +71,35 @@ struct Task {
     const char *name = "";
     CountedRange range;
     std::vector<Range> ranges;
+    std::vector<DeviceReference> late; // to what a step's spans point, when the task is enqueued outside of a capture
     std::function<int(class SimDevice &, const Task &)> run;
 };
 
+void note_changes(std::vector<Range> &ranges) {
+    std::vector<std::pair<std::uintptr_t, std::uintptr_t>> written;
+    for (const Range &range : ranges)
+        if (range.write) written.emplace_back(range.begin, range.end);
+    std::sort(written.begin(), written.end());
+    // Each end becomes the farthest so far: one look tells whether any that begins before a range's end reaches into
+    // it.
+    for (std::size_t i = 1; i < written.size(); ++i)
+        written[i].second = std::max(written[i].second, written[i - 1].second);
+    for (Range &range : ranges) {
+        const auto behind = std::lower_bound(written.begin(), written.end(), std::pair(range.end, std::uintptr_t{0}));
+        range.may_change = behind != written.begin() && std::prev(behind)->second > range.begin;
+    }
+}
+
 struct SimGraph {
     std::vector<Task> tasks;
+};
+
+// Pinned memory that an upload reads, as it was at the call.
+struct PinnedUse {
+    const unsigned char *data;
+    std::vector<unsigned char> before;
+    int stream;
+    std::uint64_t moment;
 };
 
 struct SimStream {
@@ -78,6 +107,7 @@ struct SimStream {
     Clock clock;
     std::uint64_t moment = 0;
     std::unique_ptr<SimGraph> capture; // what is recorded, while it is
+    std::thread::id capturing_thread;
 };
 
 struct SimEvent {
@@ -104,7 +134,7 @@ public:
 
     int allocate(void **data, std::size_t n_bytes) {
         if (error) return error;
-        if (n_capturing_ > 0) return fail(kInvalidValue, "memory is allocated while a stream is captured");
+        if (is_capturing_here()) return fail(kInvalidValue, "memory is allocated while a stream is captured");
         // Aligned as CUDA does it. Every byte reads as a NaN until it is written.
         constexpr std::size_t kAlign = 256;
         if (n_bytes > PTRDIFF_MAX - kAlign) return kOutOfMemory;
@@ -133,10 +163,16 @@ public:
         return end <= next->first + next->second.n_bytes ? &next->second : nullptr;
     }
 
+    const void *allocation_of(const void *data) {
+        const auto address = reinterpret_cast<std::uintptr_t>(data);
+        if (!find(address, address)) return data;
+        return reinterpret_cast<const void *>(std::prev(allocations_.upper_bound(address))->first);
+    }
+
     // The host touches memory itself.
     int touch_now(const void *data, std::size_t n_bytes, bool write, const char *by) {
         if (error) return error;
-        if (n_capturing_ > 0) return fail(kInvalidValue, "%s while a stream is captured", by);
+        if (is_capturing_here()) return fail(kInvalidValue, "%s while a stream is captured", by);
         const auto begin = reinterpret_cast<std::uintptr_t>(data), end = begin + n_bytes;
         Allocation *allocation = find(begin, end);
         if (!allocation) return fail(kInvalidValue, "%s: %zu bytes at %p are not the device's", by, n_bytes, data);
@@ -155,6 +191,12 @@ public:
 
     int enqueue(SimStream &stream, Task task) {
         if (error) return error;
+        if (!stream.capture && !task.late.empty()) {
+            run_all(); // spans and tables are what the tasks before leave
+            for (const DeviceReference &reference : task.late) resolve(task, reference);
+            task.late.clear();
+            if (error) return error;
+        }
         for (const Range &range : task.ranges)
             if (!find(range.begin, range.end))
                 return fail(kInvalidValue, "%s declares %zu bytes at %p, which are not the device's", task.name,
@@ -181,11 +223,69 @@ public:
         return 0;
     }
 
+    // The ranges of what the spans of a step point to.
+    void resolve(Task &task, const DeviceReference &reference) {
+        if (error) return;
+        const auto *const spans = static_cast<const kernels::SpanRows *>(reference.data);
+        const std::size_t n_bytes = static_cast<std::size_t>(reference.n_spans) * sizeof *spans;
+        if (!declare(task, spans, n_bytes, true, false)) return;
+        const auto bits = static_cast<std::uint32_t>(reference.access);
+        const bool read = (bits & 1) != 0, write = (bits & 2) != 0;
+        for (std::int32_t s = 0; s < reference.n_spans; ++s) {
+            const kernels::SpanRows &span = spans[s];
+            if (span.n_tokens == 0) continue; // not there
+            if (reference.rows == DeviceRows::kGroupState) {
+                declare(task, span.group_state, reference.n_bytes, read, write);
+                continue;
+            }
+            const std::int64_t end = span.start_pos + span.n_tokens;
+            std::int64_t first = 0, n_rows = std::min<std::int64_t>(end, reference.per_row);
+            std::uint8_t *const *table = span.window;
+            if (reference.rows != DeviceRows::kWindow) {
+                n_rows = end / reference.per_row;
+                if (!read) first = span.start_pos / reference.per_row; // only rows of this step are made
+                table = reference.rows == DeviceRows::kCompressed ? span.compressed : span.index_keys;
+            }
+            if (first >= n_rows) continue;
+            const std::int64_t page = kernels::kRowsPerPage, begin_page = first / page;
+            const std::int64_t end_page = (n_rows + page - 1) / page;
+            if (!declare(task, table + begin_page, static_cast<std::size_t>(end_page - begin_page) * sizeof *table,
+                         true, false))
+                return;
+            for (std::int64_t i = begin_page; i < end_page; ++i) {
+                const auto begin = static_cast<std::size_t>(std::max(first - i * page, std::int64_t{0}));
+                const auto n = static_cast<std::size_t>(std::min(n_rows - i * page, page)) - begin;
+                if (!declare(task, table[i] + begin * reference.n_bytes, n * reference.n_bytes, read, write)) return;
+            }
+        }
+    }
+
+    // Pinned memory stays as it is until the host has waited for its upload, whenever that runs here.
+    void check_pinned() {
+        std::erase_if(pinned_, [&](const PinnedUse &use) {
+            const auto found = host_clock_.find(use.stream);
+            return found != host_clock_.end() && found->second >= use.moment;
+        });
+        for (const PinnedUse &use : pinned_)
+            if (std::memcmp(use.data, use.before.data(), use.before.size()) != 0)
+                fail(kInvalidValue, "pinned memory at %p changed before its upload was waited for",
+                     static_cast<const void *>(use.data));
+    }
+    void use_pinned(const SimStream &stream, const unsigned char *data, std::vector<unsigned char> before) {
+        pinned_.push_back({data, std::move(before), stream.id, stream.moment});
+    }
+    void release_pinned(const unsigned char *data) {
+        check_pinned();
+        run_all(); // an upload may still read it
+        std::erase_if(pinned_, [&](const PinnedUse &use) { return use.data == data; });
+    }
+
     void run_all() {
         while (!tasks_.empty()) {
-            const Task task = std::move(tasks_.front());
+            Task task = std::move(tasks_.front());
             tasks_.pop_front();
             if (error) continue;
+            note_changes(task.ranges);
             running_ = &task;
             last_ = nullptr;
             if (const int number = task.run(*this, task))
@@ -195,6 +295,7 @@ public:
     }
 
     int synchronize(SimStream &stream) {
+        check_pinned();
         if (error) return error;
         if (stream.capture) return fail(kInvalidValue, "a stream is waited for while it is captured");
         ++counts.synchronisations;
@@ -203,6 +304,7 @@ public:
         return error;
     }
     int synchronize(const SimEvent &event) {
+        check_pinned();
         if (error) return error;
         ++counts.synchronisations;
         run_all();
@@ -210,7 +312,15 @@ public:
         return error;
     }
 
-    const char *access(const void *p, std::size_t n_bytes, simt::Access access) override {
+    // All that the event stands for, as late as a device may be.
+    bool has_waited_for(const SimEvent &event) const {
+        return std::all_of(event.clock.begin(), event.clock.end(), [&](const auto &moment) {
+            const auto found = host_clock_.find(moment.first);
+            return found != host_clock_.end() && found->second >= moment.second;
+        });
+    }
+
+    const char *access(const void *p, std::size_t n_bytes, simt::Access access, bool *may_change) override {
         const auto begin = reinterpret_cast<std::uintptr_t>(p), end = begin + n_bytes;
         const bool read = static_cast<int>(access) & static_cast<int>(simt::Access::kRead);
         const bool write = static_cast<int>(access) & static_cast<int>(simt::Access::kWrite);
@@ -222,6 +332,7 @@ public:
             if (found == running_->ranges.end()) return "which the launch has not declared so";
             last_ = &*found;
         }
+        *may_change = last_->may_change;
         count(begin, end, read, write);
         return nullptr;
     }
@@ -274,6 +385,13 @@ public:
         return {n_ranges_, &ranges_[name]};
     }
 
+    // A graph's launches count their bytes anew.
+    void renew(CountedRange &range) {
+        if (!range.counts) return;
+        if (++n_ranges_ >= 1u << 28) n_ranges_ = 1;
+        range.number = n_ranges_;
+    }
+
     void take_counts(DeviceCounts *total, void (*each)(const char *, const DeviceCounts *, void *), void *user) {
         run_all();
         *total = std::exchange(counts, DeviceCounts());
@@ -290,18 +408,35 @@ public:
     }
 
     int new_stream_id() { return ++n_streams_; }
-    void note_capture(int change) { n_capturing_ += change; }
+    // As CUDA has it for captures that are bound to their thread.
+    void note_capture(std::thread::id thread, int change) { captures_[thread] += change; }
+    bool is_capturing_here() const {
+        const auto found = captures_.find(std::this_thread::get_id());
+        return found != captures_.end() && found->second > 0;
+    }
 
 private:
+    bool declare(Task &task, const void *data, std::size_t n_bytes, bool read, bool write) {
+        const auto begin = reinterpret_cast<std::uintptr_t>(data);
+        if (!find(begin, begin + n_bytes)) {
+            fail(kInvalidValue, "%s: a span of the step points to %zu bytes at %p, which are not the device's",
+                 task.name, n_bytes, data);
+            return false;
+        }
+        task.ranges.push_back({begin, begin + n_bytes, read, write});
+        return true;
+    }
+
     std::map<std::uintptr_t, Allocation> allocations_;
     std::deque<Task> tasks_;
+    std::vector<PinnedUse> pinned_;
     Clock host_clock_;
     const Task *running_ = nullptr;
     const Range *last_ = nullptr;
     std::map<std::string, DeviceCounts> ranges_;
     std::uint32_t n_ranges_ = 0;
     int n_streams_ = 0;
-    int n_capturing_ = 0;
+    std::map<std::thread::id, int> captures_;
 };
 
 SimDevice &device() {
@@ -323,6 +458,7 @@ Range range_of(const void *data, std::size_t n_bytes, DeviceAccess access) {
 
 // What the operation that is being launched declared; its kernels share it.
 thread_local std::vector<Range> launching_ranges;
+thread_local std::vector<DeviceReference> launching_late;
 thread_local const char *launching_name = "";
 thread_local std::vector<CountedRange> open_ranges;
 
@@ -334,6 +470,7 @@ int enqueue_kernel(simt::Stream stream, const simt::LaunchInfo &info, std::funct
     Task task;
     task.name = launching_name;
     task.ranges = launching_ranges;
+    task.late = launching_late;
     task.run = [info, kernel = std::move(kernel)](SimDevice &sim, const Task &) {
         sim.count_launch();
         return simt::run(info, kernel, &sim);
@@ -370,13 +507,17 @@ int allocate_pinned(void **data, std::size_t n_bytes) {
 }
 void release_pinned(void *data) {
     const Lock lock(device().mutex);
-    device().run_all(); // an upload may still read it
+    device().release_pinned(static_cast<const unsigned char *>(data));
     ::operator delete (data, std::align_val_t{64});
 }
 int owns(const void *data, std::size_t n_bytes) {
     const Lock lock(device().mutex);
     const auto begin = reinterpret_cast<std::uintptr_t>(data);
     return device().find(begin, begin + n_bytes) != nullptr;
+}
+const void *allocation_of(const void *data) {
+    const Lock lock(device().mutex);
+    return device().allocation_of(data);
 }
 int upload_now(void *target, const void *source, std::size_t n_bytes) {
     const Lock lock(device().mutex);
@@ -393,13 +534,13 @@ int download_now(void *target, const void *source, std::size_t n_bytes) {
 }
 int create_stream(DeviceStream *stream) {
     const Lock lock(device().mutex);
-    *stream = new (std::nothrow) SimStream{device().new_stream_id(), {}, 0, nullptr};
+    *stream = new (std::nothrow) SimStream{device().new_stream_id(), {}, 0, nullptr, {}};
     return *stream ? 0 : kOutOfMemory;
 }
 void destroy_stream(DeviceStream stream) {
     const Lock lock(device().mutex);
     device().run_all();
-    if (stream_of(stream).capture) device().note_capture(-1);
+    if (stream_of(stream).capture) device().note_capture(stream_of(stream).capturing_thread, -1);
     delete static_cast<SimStream *>(stream);
 }
 int synchronize(DeviceStream stream) {
@@ -428,8 +569,15 @@ int synchronize_event(DeviceEvent event) {
     return device().synchronize(*static_cast<SimEvent *>(event));
 }
 
+int is_event_over(DeviceEvent event, int *over) {
+    const Lock lock(device().mutex);
+    *over = device().has_waited_for(*static_cast<SimEvent *>(event));
+    return device().error;
+}
+
 int upload(DeviceStream stream, void *target, const void *source, std::size_t n_bytes) {
     const Lock lock(device().mutex);
+    device().check_pinned();
     Task task;
     task.name = "an upload";
     task.range = open_range();
@@ -437,15 +585,16 @@ int upload(DeviceStream stream, void *target, const void *source, std::size_t n_
     // A graph's upload reads what is there at each launch; any other one, what is there now.
     std::vector<unsigned char> before;
     const auto *bytes = static_cast<const unsigned char *>(source);
-    if (!stream_of(stream).capture) before.assign(bytes, bytes + n_bytes);
-    task.run = [=, before = std::move(before)](SimDevice &sim, const Task &) {
-        if (!before.empty() && std::memcmp(before.data(), source, n_bytes) != 0)
-            return sim.fail(kInvalidValue, "pinned memory at %p changed before it was uploaded", source);
+    const bool captured = stream_of(stream).capture != nullptr;
+    if (!captured) before.assign(bytes, bytes + n_bytes);
+    task.run = [=](SimDevice &sim, const Task &) {
         std::memcpy(target, source, n_bytes);
         sim.count_upload(n_bytes);
         return 0;
     };
-    return device().enqueue(stream_of(stream), std::move(task));
+    if (const int error = device().enqueue(stream_of(stream), std::move(task))) return error;
+    if (!captured) device().use_pinned(stream_of(stream), bytes, std::move(before));
+    return 0;
 }
 int copy(DeviceStream stream, void *target, const void *source, std::size_t n_bytes) {
     const Lock lock(device().mutex);
@@ -474,13 +623,15 @@ int launch(DeviceStream stream, DeviceOp op, const void *params, const DeviceRef
            std::size_t n_references) {
     const Lock lock(device().mutex);
     launching_ranges.clear();
+    launching_late.clear();
     launching_name = operation_name(op);
     for (std::size_t i = 0; i < n_references; ++i) {
         const DeviceReference &r = references[i];
-        if (r.n_bytes == 0) continue;
-        if (!r.pages && r.data) launching_ranges.push_back(range_of(r.data, r.n_bytes, r.access));
-        for (std::size_t page = 0; r.pages && page < r.n_pages; ++page)
-            launching_ranges.push_back(range_of(r.pages[page], r.n_bytes, r.access));
+        if (r.n_bytes == 0 || !r.data) continue;
+        if (r.rows == DeviceRows::kNone)
+            launching_ranges.push_back(range_of(r.data, r.n_bytes, r.access));
+        else
+            launching_late.push_back(r);
     }
     return launch_operation(stream, op, params);
 }
@@ -522,21 +673,27 @@ int begin_capture(DeviceStream stream) {
     if (s.capture) return device().fail(kInvalidValue, "a capture begins on a stream that is captured already");
     s.capture.reset(new (std::nothrow) SimGraph());
     if (!s.capture) return kOutOfMemory;
-    device().note_capture(1);
+    s.capturing_thread = std::this_thread::get_id();
+    device().note_capture(s.capturing_thread, 1);
     return device().error;
 }
 int end_capture(DeviceStream stream, DeviceGraph *graph) {
     const Lock lock(device().mutex);
     SimStream &s = stream_of(stream);
     if (!s.capture) return device().fail(kInvalidValue, "a capture ends on a stream that is not captured");
-    device().note_capture(-1);
+    device().note_capture(s.capturing_thread, -1);
     *graph = s.capture.release();
     return device().error;
 }
 int launch_graph(DeviceGraph graph, DeviceStream stream) {
     const Lock lock(device().mutex);
-    for (const Task &task : static_cast<SimGraph *>(graph)->tasks)
-        if (const int error = device().enqueue(stream_of(stream), task)) return error;
+    if (stream_of(stream).capture)
+        return device().fail(kInvalidValue, "a graph is launched on a stream that is captured");
+    ++device().counts.graph_launches;
+    for (Task task : static_cast<SimGraph *>(graph)->tasks) {
+        device().renew(task.range);
+        if (const int error = device().enqueue(stream_of(stream), std::move(task))) return error;
+    }
     return device().error;
 }
 void destroy_graph(DeviceGraph graph) {
@@ -566,6 +723,7 @@ constexpr DeviceFunctions kFunctions = {
     allocate_pinned,
     release_pinned,
     owns,
+    allocation_of,
     upload_now,
     download_now,
     create_stream,
@@ -576,6 +734,7 @@ constexpr DeviceFunctions kFunctions = {
     record_event,
     wait_event,
     synchronize_event,
+    is_event_over,
     upload,
     copy,
     fill,
