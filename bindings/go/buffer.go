@@ -59,6 +59,16 @@ func (b *Buffer) Len() int {
 	return len(b.data)
 }
 
+// Data is the address on the device, for what the owner of a stream enqueues there (Step.CaptureExternal); nil after
+// Close. It is valid until then, and keeps nothing alive.
+func (b *Buffer) Data() unsafe.Pointer {
+	if err := b.base().use("Buffer.Data", "the receiver"); err != nil {
+		return nil
+	}
+	defer b.release()
+	return raw.Buffer_get_data(b.native)
+}
+
 // Upload copies bytes to an offset.
 func (b *Buffer) Upload(offset uint64, source []byte) error {
 	if err := b.base().lock("Buffer.Upload", "the receiver"); err != nil {

@@ -23,6 +23,10 @@ type ContextOptions struct {
 	Flags      ContextFlags
 	TopKEndPos int64          // TopKTorchCPU only: rank as if each prefill ended at this position.
 	Stream     unsafe.Pointer // A CUDA stream on a CUDA backend; nil elsewhere. Has to outlive the context.
+
+	// CUDA: thread blocks that share the attention of a token's heads, 1 to 8. 0: as many as fill a GPU. The bits are the
+	// same for any.
+	AttentionSplit int
 }
 
 // Context executes steps. Calls from several goroutines run one after the other.
@@ -31,6 +35,9 @@ type Context struct {
 	native *raw.Ctx
 	core   *core
 	tap    *tapState
+	home   *home
+
+	leftOpen bool // Perhaps a capture that could not be ended, since its stream is still captured.
 
 	step  uint64 // Number of the step that was begun last.
 	spans []raw.Span
@@ -52,19 +59,21 @@ func (m *Model) NewContext(options *ContextOptions) (*Context, error) {
 	nativeOptions.SetFlags(uint32(options.Flags))
 	nativeOptions.SetTopk_end_pos(options.TopKEndPos)
 	nativeOptions.SetStream(options.Stream)
+	nativeOptions.SetAttention_split(toInt32(options.AttentionSplit))
 	defer m.core.log.Rethrow()
 	var native *raw.Ctx
 	if err := errorOf(raw.Ctx_create(&native, m.native, nativeOptions)); err != nil {
 		return nil, err
 	}
-	shared, tap := m.core.retain(), &tapState{}
-	c := &Context{native: native, core: shared, tap: tap}
+	shared, tap, home := m.core.retain(), &tapState{}, &home{}
+	c := &Context{native: native, core: shared, tap: tap, home: home}
 	c.init("context", func() {
-		raw.Ctx_destroy(native)
+		home.close(func() { raw.Ctx_destroy(native) })
 		tap.callback.Delete()
 		tap.callback = nil // what it refers to does not wait for the context to be collected
 		shared.release()
 	})
+	home.turn = c.turn
 	runtime.SetFinalizer(c, (*Context).Close)
 	return c, nil
 }
@@ -88,6 +97,7 @@ func (c *Context) Synchronize() error {
 		return err
 	}
 	defer c.unlock()
+	c.tidy()
 	return c.result(raw.Ctx_synchronize(c.native))
 }
 
@@ -108,6 +118,7 @@ func (c *Context) Prefill(layer int, seq *Sequence, x *Tensor, startPos int64, o
 		return err
 	}
 	defer c.unlock()
+	c.tidy()
 	if err := seq.base().lock(call, "seq"); err != nil {
 		return err
 	}
@@ -159,6 +170,7 @@ func (c *Context) DecodePrep(spans ...Span) (*Step, error) {
 		return nil, err
 	}
 	defer c.unlock()
+	c.tidy()
 	step := &Step{ctx: c, seqs: make([]*Sequence, 0, len(spans)), turns: make([]*turn, 0, len(spans)+1)}
 	for i, span := range spans {
 		if span.Seq == nil {
@@ -201,20 +213,10 @@ func (c *Context) DecodePrep(spans ...Span) (*Step, error) {
 // Body enqueues the device half of one layer: x and out are BF16 [rows, dim], and may be one tensor.
 func (s *Step) Body(layer int, x, out *Tensor) error {
 	const call = "Step.Body"
-	if s == nil {
-		return errorf(StatusInvalidArgument, "%s: the receiver is nil", call)
-	}
-	if err := s.ctx.base().lock(call, "the context"); err != nil {
+	if err := s.lock(call); err != nil {
 		return err
 	}
-	defer s.ctx.unlock()
-	if s.number != s.ctx.step {
-		return errorf(StatusWrongOrder, "%s: the step is over, another one has begun on its context", call)
-	}
-	if err := s.lockSeqs(call); err != nil {
-		return err
-	}
-	defer s.unlockSeqs()
+	defer s.unlock()
 	if err := x.use(call, "x"); err != nil {
 		return err
 	}
@@ -225,6 +227,30 @@ func (s *Step) Body(layer int, x, out *Tensor) error {
 	defer out.release()
 	s.ctx.tap.turns = s.turns
 	return s.ctx.result(raw.Decode_body(s.ctx.native, toInt32(layer), &x.form, x.data, &out.form, out.data))
+}
+
+// lock takes the context and the sequences for a call that belongs to the step.
+func (s *Step) lock(call string) error {
+	if s == nil {
+		return errorf(StatusInvalidArgument, "%s: the receiver is nil", call)
+	}
+	if err := s.ctx.base().lock(call, "the context"); err != nil {
+		return err
+	}
+	if s.number != s.ctx.step {
+		s.ctx.unlock()
+		return errorf(StatusWrongOrder, "%s: the step is over, another one has begun on its context", call)
+	}
+	if err := s.lockSeqs(call); err != nil {
+		s.ctx.unlock()
+		return err
+	}
+	return nil
+}
+
+func (s *Step) unlock() {
+	s.unlockSeqs()
+	s.ctx.unlock()
 }
 
 func (s *Step) lockSeqs(call string) error {
@@ -245,7 +271,9 @@ func (s *Step) unlockSeqs() {
 	}
 }
 
-// DecodeCapturable tells whether Step.Body of a layer may be captured into a graph as the context stands.
+// DecodeCapturable tells whether Step.Body of a layer may be captured into a graph (Step.Capture) as the context
+// stands: not on backends without graphs (cpu, reference), nor while a tap is set, nor an index source with
+// TopKTorchCPU.
 func (c *Context) DecodeCapturable(layer int) (bool, error) {
 	if err := c.base().lock("Context.DecodeCapturable", "the receiver"); err != nil {
 		return false, err

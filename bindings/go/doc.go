@@ -3,7 +3,8 @@
 //
 // What the library computes, and what shapes, positions and layers mean, is written in its header, ds41.h. Names here
 // are those of the header: ds41_layer_prefill is [Context.Prefill], ds41_decode_prep and ds41_decode_body are
-// [Context.DecodePrep] and [Step.Body].
+// [Context.DecodePrep] and [Step.Body]. On a GPU a step's layers may be captured into a [Graph] and launched as one:
+// [Step.Capture], [Step.Launch].
 //
 // # Errors
 //
@@ -17,7 +18,8 @@
 // Objects may be closed in any order: a child keeps what it needs of its parent. Close may be called again, and while
 // another goroutine is in a call: the object is freed when that call is over. A call on a closed object returns an
 // error that is [ErrClosed]. Objects that are dropped without Close are freed some time after the garbage collector
-// finds them, which knows nothing of the memory that they hold outside Go: close what is large.
+// finds them, which knows nothing of the memory that they hold outside Go: close what is large. A graph keeps the
+// memory of the buffers that its layers work on, also when they are closed.
 //
 // # Memory
 //
@@ -36,6 +38,9 @@
 // Callbacks (log, progress, tap) run in a goroutine of their own while the call that they belong to waits. A panic in
 // one continues in the goroutine of that call once C has returned. A callback may use other objects; those that the
 // waiting call is about refuse with [ErrWrongOrder], where they would otherwise wait for themselves.
+//
+// The function that a capture runs stays on its goroutine, which is bound to its thread meanwhile; it, too, cannot use
+// the context and the sequences of its step but through its [Capture].
 //
 // A host's own parallel-for (ds41_ctx_options.parallel) is not offered: its work would cross between C and Go for each
 // part of a step. The library's threads are told with [ContextOptions].Threads.

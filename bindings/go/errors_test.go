@@ -179,6 +179,7 @@ func TestNilAndZeroValuesAreErrors(t *testing.T) {
 		noSequence   *Sequence
 		noStep       *Step
 		noBuffer     *Buffer
+		noGraph      *Graph
 		noMemory     *Memory
 		noFile       *File
 		noCheckpoint *Checkpoint
@@ -216,6 +217,11 @@ func TestNilAndZeroValuesAreErrors(t *testing.T) {
 		"Context.DecodeCapturable":  second(noContext.DecodeCapturable(0)),
 		"Step.Body":                 noStep.Body(0, s.x, s.x),
 		"Step.Body on zero":         new(Step).Body(0, s.x, s.x),
+		"Step.Capture":              second(noStep.Capture(func(*Capture) error { return nil })),
+		"Step.Capture on zero":      second(new(Step).Capture(func(*Capture) error { return nil })),
+		"Step.CaptureExternal":      second(noStep.CaptureExternal(nil)),
+		"Step.Launch":               noStep.Launch(nil),
+		"Step.Launch on zero":       new(Step).Launch(&Graph{}),
 		"Sequence.Reset":            noSequence.Reset(),
 		"Sequence.Position":         second(noSequence.Position(0)),
 		"Sequence.Reserve":          noSequence.Reserve(1),
@@ -244,12 +250,13 @@ func TestNilAndZeroValuesAreErrors(t *testing.T) {
 	}
 	wantError(t, second(noTensor.AsQ2K()), ErrInvalidDType)
 	for _, close := range []func() error{noModel.Close, noContext.Close, noSequence.Close, noBuffer.Close, noMemory.Close,
-		noFile.Close, noCheckpoint.Close, new(Context).Close} {
+		noGraph.Close, noFile.Close, noCheckpoint.Close, new(Context).Close, new(Graph).Close} {
 		if err := close(); err != nil {
 			t.Error(err)
 		}
 	}
-	if noSequence.Bytes() != 0 || noContext.Bytes() != 0 || noModel.Backend() != "" || noTensor.Shape() != nil {
+	if noSequence.Bytes() != 0 || noContext.Bytes() != 0 || noModel.Backend() != "" || noTensor.Shape() != nil ||
+		noBuffer.Data() != nil {
 		t.Error("getters of nil have to give nothing")
 	}
 }

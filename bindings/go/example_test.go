@@ -56,6 +56,72 @@ func Example() {
 	// Output: 4 tokens
 }
 
+// Where the backend has graphs, each step of two sequences is one launch.
+func ExampleStep_Capture() {
+	path := exampleCheckpoint()
+	defer os.RemoveAll(filepath.Dir(path))
+	const nSeqs, nLayers, dim = 2, 6, 64
+	rows := make([]ds41.BF16, nSeqs*dim)
+	for i := range rows {
+		rows[i] = ds41.ToBF16(float32(i%5) / 8)
+	}
+
+	model, err := ds41.Load(path, nil)
+	check(err)
+	defer model.Close()
+	ctx, err := model.NewContext(nil)
+	check(err)
+	defer ctx.Close()
+	a, err := model.NewSequence()
+	check(err)
+	defer a.Close()
+	b, err := model.NewSequence()
+	check(err)
+	defer b.Close()
+	buffer, err := model.NewBuffer(len(rows) * 2) // a graph keeps the addresses of its rows
+	check(err)
+	defer buffer.Close()
+	x, err := buffer.Tensor(ds41.DTypeBF16, 0, nSeqs, dim)
+	check(err)
+	capturable := true
+	for layer := 0; layer < nLayers && capturable; layer++ {
+		capturable, err = ctx.DecodeCapturable(layer)
+		check(err)
+	}
+	layers := func(body func(layer int, x, out *ds41.Tensor) error) error {
+		for layer := 0; layer < nLayers; layer++ {
+			if err := body(layer, x, x); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	var graph *ds41.Graph
+	for position := int64(0); position < 8; position++ {
+		check(buffer.Upload(0, ds41.Bytes(rows)))
+		step, err := ctx.DecodePrep(ds41.Span{Seq: a, StartPos: position, Tokens: 1},
+			ds41.Span{Seq: b, StartPos: position, Tokens: 1})
+		check(err)
+		if capturable && graph == nil { // once; the capture runs nothing
+			graph, err = step.Capture(func(capture *ds41.Capture) error { return layers(capture.Body) })
+			check(err)
+			defer graph.Close()
+		}
+		if graph != nil {
+			check(step.Launch(graph))
+		} else {
+			check(layers(step.Body))
+		}
+		check(ctx.Synchronize())
+		check(buffer.Download(0, ds41.Bytes(rows))) // the next tokens
+	}
+
+	position, err := b.Position(ds41.AllLayers)
+	check(err)
+	fmt.Println(position, "tokens each")
+	// Output: 8 tokens each
+}
+
 // exampleCheckpoint is a golden case as a safetensors file with its config.json beside it.
 func exampleCheckpoint() string {
 	const fixture = "../../tests/fixtures/a_golden_stable.safetensors"

@@ -112,6 +112,7 @@ static _gostring_ ds41_go_failure(ds41_status status) {
 %handle(ds41_buffer, Buffer)
 %handle(ds41_ctx, Ctx)
 %handle(ds41_seq, Seq)
+%handle(ds41_graph, Graph)
 
 /* ---- Structs that stay in C memory ----------------------------------------------------------------------------- */
 

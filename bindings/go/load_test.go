@@ -1,6 +1,7 @@
 package ds41
 
 import (
+	"fmt"
 	"path/filepath"
 	"reflect"
 	"testing"
@@ -139,6 +140,10 @@ func TestLoadOptionsArriveInC(t *testing.T) {
 	wantError(t, err, ErrInvalidArgument, "n_threads")
 	_, err = model.NewContext(&ContextOptions{Flags: 1 << 30})
 	wantError(t, err, ErrInvalidArgument, "flags")
+	for _, split := range []int{-1, 9} {
+		_, err = model.NewContext(&ContextOptions{AttentionSplit: split})
+		wantError(t, err, ErrInvalidArgument, "attention_split", fmt.Sprint(split), "[0, 8]")
+	}
 	_, err = model.NewContext(&ContextOptions{TopKEndPos: -5})
 	wantError(t, err, ErrInvalidArgument, "topk_end_pos")
 	memory, err := NewMemory(64)

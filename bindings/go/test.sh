@@ -1,12 +1,19 @@
 #!/bin/sh
 # Tests the Go binding against an installed library: test.sh PREFIX. Needs Go 1.19 or newer, gcc and pkg-config, and no
-# network. GOFLAGS, GOCACHE and the like are taken from the environment. Ends with the counts of what passed and failed.
+# network. GOFLAGS, GOCACHE and the like are taken from the environment. DS41_TEST_PLUGINS names the folder of the
+# simulated device, for the tests of graphs, which are skipped without. Ends with the counts of what passed and failed.
 set -u
 if [ $# != 1 ] || [ ! -d "$1" ]; then
     echo "usage: $0 PREFIX, the folder that the library is installed in" >&2
     exit 2
 fi
 prefix=$(cd "$1" && pwd)
+if [ -n "${DS41_TEST_PLUGINS-}" ]; then
+    DS41_TEST_PLUGINS=$(cd "$DS41_TEST_PLUGINS" && pwd) || exit 2
+    export DS41_TEST_PLUGINS
+else
+    echo 'skipped: tests of graphs (DS41_TEST_PLUGINS is not set: there is no simulated device)'
+fi
 cd "$(dirname "$0")" || exit 2
 here=$PWD
 for folder in "$prefix"/lib "$prefix"/lib64 "$prefix"/lib/*-linux-gnu; do

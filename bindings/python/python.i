@@ -265,6 +265,7 @@ static void ds41py_parallel(int32_t n, ds41_task_fn task, void *task_arg, void *
 %ds41_handle(ds41_buffer)
 %ds41_handle(ds41_ctx)
 %ds41_handle(ds41_seq)
+%ds41_handle(ds41_graph)
 
 /* ---- Tensors and memory ---------------------------------------------------------------------------------------- */
 

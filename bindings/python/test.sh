@@ -4,6 +4,8 @@ usage='usage: sh bindings/python/test.sh FOLDER
 
   FOLDER  where the environment, the build and the wheel go
 
+Where DS41_TEST_PLUGINS names a folder with libds41-sim.so, built from the same source, graphs are tested on that
+simulated device; otherwise those tests are skipped.
 The packages that building and testing need come from PyPI; without them the tests are skipped, and the last lines say so.'
 set -eu
 [ $# -eq 1 ] || { printf '%s\n' "$usage" >&2 && exit 2; }
@@ -32,7 +34,7 @@ rm -rf "$folder/wheel"
 "$python" -m ds41 info
 
 status=0
-(cd "$folder" && "$python" -m pytest -q -p no:cacheprovider "$root/bindings/python/tests") >"$folder/pytest.log" 2>&1 || status=$?
+(cd "$folder" && "$python" -m pytest -q -rs -p no:cacheprovider "$root/bindings/python/tests") >"$folder/pytest.log" 2>&1 || status=$?
 cat "$folder/pytest.log"
 count() { sed -n "s/.*[^0-9]\([0-9]*\) $1.*/\1/p" "$folder/pytest.log.last"; }
 sed -n '$s/^/ /p' "$folder/pytest.log" >"$folder/pytest.log.last"

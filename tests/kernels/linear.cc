@@ -303,7 +303,7 @@ std::vector<Rows> run(const Problem &problem, int first, int n, const std::vecto
         const std::size_t size = is_f32(shape) ? sizeof(float) : sizeof(Bf16);
         outputs.emplace_back(static_cast<std::size_t>((n - 1) * s.stride_out + shape.all_rows()) * size);
         s.out = shape.only_quantised ? nullptr : outputs.back().data();
-        if (shape.form != QuantisedForm::kNone) {
+        if (quantised && shape.form != QuantisedForm::kNone) {
             quantised->emplace_back(shape.form, n, shape.all_rows(), true);
             s.quantised = quantised->back().rows();
             quantised->back().declare(declared, simt::Access::kWrite);

@@ -849,16 +849,16 @@ TEST_CASE("simulated device: ranges have counts of their own, the innermost take
     const DeviceStream stream = new_stream();
     const Quantiser q;
     take_range_counts();
-    device().push_range("outer");
+    device().push_range(nullptr, "outer");
     must(q.launch(stream));
-    device().push_range("inner");
+    device().push_range(nullptr, "inner");
     must(q.launch(stream));
     must(q.launch(stream));
-    device().pop_range();
-    device().push_range("inner");
+    device().pop_range(nullptr);
+    device().push_range(nullptr, "inner");
     must(q.launch(stream));
-    device().pop_range();
-    device().pop_range();
+    device().pop_range(nullptr);
+    device().pop_range(nullptr);
     must(q.launch(stream)); // in none
     must(device().synchronize(stream));
     auto ranges = take_range_counts();

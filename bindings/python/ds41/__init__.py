@@ -41,6 +41,7 @@ from ._errors import (
     WrongOrderError,
 )
 from ._file import File
+from ._graph import Graph
 from ._model import LogLevel, MemoryEstimate, Model, TopkRule
 from ._sequence import ALL_LAYERS, Sequence
 from ._tensor import Dtype, Tensor
@@ -77,6 +78,7 @@ __all__ = [
     "Dtype",
     "Error",
     "File",
+    "Graph",
     "InUseError",
     "InternalError",
     "InvalidArgumentError",

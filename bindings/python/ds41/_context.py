@@ -1,14 +1,16 @@
 """Contexts: they execute steps."""
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import threading
 import weakref
-from typing import Any, Callable, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from . import _ds41
-from ._errors import InvalidArgumentError, WrongOrderError
+from ._errors import Error, InvalidArgumentError, WrongOrderError
+from ._graph import Graph, Step, captured_handle, in_step
 from ._handle import Exclusive, Handle, Owner, expect
 from ._model import Model, need_callable
 from ._sequence import ALL_LAYERS, Sequence
@@ -109,6 +111,8 @@ class Context(Owner):
     pin_threads: bind each thread of the context to a CPU of its own.
     topk_end_pos: for TopkRule.TORCH_CPU, the end of the whole prompt when it comes in chunks.
     stream: address of a CUDA stream on a CUDA backend.
+    attention_split: on a CUDA backend, thread blocks that share the attention of a token's heads, 1 to 8; 0 for as many
+        as fill a GPU. The same bits for any.
     parallel: called as parallel(n, task) to run task(0) to task(n - 1), on any threads, instead of threads of the
         context. Tasks release the interpreter's lock.
     """
@@ -122,6 +126,7 @@ class Context(Owner):
         topk_end_pos: int = 0,
         stream: int = 0,
         parallel: Optional[Parallel] = None,
+        attention_split: int = 0,
     ) -> None:
         expect(model, Model, "Context", "model")
         need_callable(parallel, "Context", "parallel")
@@ -131,6 +136,7 @@ class Context(Owner):
         raw.flags = _ds41.DS41_CTX_PIN_THREADS if pin_threads else 0
         raw.topk_end_pos = topk_end_pos
         raw.stream = stream
+        raw.attention_split = attention_split
         runner = None if parallel is None else _parallel_runner(parallel, self._errors)
         raw.set_parallel(runner)
         pointer, parent = model._create_child("Context", _ds41.ds41_ctx_create, raw)
@@ -138,18 +144,15 @@ class Context(Owner):
         self._handle = Handle("context", pointer, _destroyer(self._pid), parent, runner)
         self._backend = model.backend
         self._dim = model._dim
-        self._step: Tuple["weakref.ref[Handle]", ...] = ()  # sequences of the decode step in flight
+        self._step: Step = []  # sequences of the decode step in flight; graphs look here as well
+        self._recorded: Optional[List[Any]] = None  # x and out of a capture's layers
+        self._left_open = False  # a capture's scope has ended, but the capture may have not
 
     def _use(self) -> Handle:
         handle = super()._use()
         if self._pid != os.getpid():
             raise WrongOrderError("the Context was created before this process was forked off, without its threads")
         return handle
-
-    def _in_step(self) -> List[Handle]:
-        """Handles of the step's sequences that are still there: a step does not keep a closed one alive."""
-        handles = (reference() for reference in self._step)
-        return [handle for handle in handles if handle is not None]
 
     def _run(self, call: Callable[..., None], *arguments: Any) -> None:
         """A call that may call back: the first exception of a callback comes out of it."""
@@ -180,9 +183,11 @@ class Context(Owner):
         with Exclusive(function, (handle, seq_handle)):
             if start_pos is None:
                 start_pos = _ds41.ds41_seq_get_position(seq_handle.pointer, layer)
+            self._end_left_open(handle)
             self._run(_ds41.ds41_layer_prefill, handle.pointer, layer, seq_handle.pointer, rows, rows.shape[0],
                       start_pos, target)  # fmt: skip
-            self._step = ()  # a decode step is over
+            self._step.clear()  # a decode step is over
+            self._left_open = False
         return result
 
     def decode_prep(self, spans: Iterable[Union[Sequence, Span, Tuple[Any, ...]]]) -> None:
@@ -204,11 +209,13 @@ class Context(Owner):
                 (seq.pointer, _ds41.ds41_seq_get_position(seq.pointer, ALL_LAYERS) if pos is None else pos, n_tokens)
                 for seq, n_tokens, pos in wanted
             ]
+            self._end_left_open(handle)
             _ds41.ds41_decode_prep(handle.pointer, raw)
-            self._step = tuple(weakref.ref(seq) for seq in seqs)
+            self._step[:] = [weakref.ref(seq) for seq in seqs]
+            self._left_open = False
 
     def decode_body(self, layer: int, x: Any, out: Any = None) -> Any:
-        """Run one layer of the step last prepared, and return out.
+        """Run one layer of the step last prepared, and return out. Within capture() the layer is recorded instead.
 
         x: bf16 [n_rows, dim]; n_rows is the sum of the spans' tokens.
         out: bf16 [n_rows, dim]; may be x itself. A new array by default.
@@ -218,8 +225,10 @@ class Context(Owner):
         rows = as_rows(x, function, "x", self._dim, self._backend)
         result = empty_like(x, rows) if out is None else out
         target = as_output(result, rows, function, self._backend)
-        with Exclusive(function, (handle, *self._in_step())):
+        with Exclusive(function, (handle, *in_step(self._step))):
             self._run(_ds41.ds41_decode_body, handle.pointer, layer, rows, target)
+            if self._recorded is not None:
+                self._recorded += (rows, target)
         return result
 
     def decode_capturable(self, layer: int) -> bool:
@@ -228,6 +237,65 @@ class Context(Owner):
         with Exclusive("Context.decode_capturable", (handle,)):
             capturable: bool = _ds41.ds41_decode_capturable(handle.pointer, layer)
         return capturable
+
+    @contextlib.contextmanager
+    def capture(self, *, external: bool = False) -> Iterator[Graph]:
+        """Capture layers of decode steps into a Graph, where the backend has graphs (UnsupportedError elsewhere):
+
+            ctx.decode_prep(seqs)  # any step of as many rows as the graph shall have
+            with ctx.capture() as graph:
+                for layer in layers:
+                    ctx.decode_body(layer, x, out)  # recorded, not run
+            graph.launch()  # this step, and after further ctx.decode_prep() any other of at most as many rows
+
+        The graph can be launched when the `with` has ended; one that ends with an exception leaves no graph. x and out
+        are the addresses that every launch reads and writes: the graph keeps their memory alive. The context is the
+        thread's until the end (InUseError on others), and nothing but decode_body() is legal on it; nor may this thread
+        allocate, copy or reserve memory of the device.
+
+        external: the owner of the context's stream captures it, within this `with`, into a graph of its own together
+            with what else it enqueues, and launches that one itself, right after launch(), which then only checks and
+            advances the sequences.
+        """
+        function = "Context.capture"
+        handle = self._use()
+        rows: List[Any] = []
+        with Exclusive(function, (handle, *in_step(self._step))):
+            self._end_left_open(handle)
+            _ds41.ds41_graph_begin(handle.pointer, _ds41.DS41_GRAPH_EXTERNAL if external else 0)
+            self._left_open = False
+            handle.taken_by = threading.get_ident()
+            self._recorded = rows
+        graph = Graph._begin(handle, self._step)
+        captured: Optional[Handle] = None
+        is_wanted = False
+        try:
+            yield graph
+            is_wanted = True
+        finally:
+            # Whatever happens here, the context is no thread's any more, and what stays open is ended by its next call.
+            handle.taken_by = 0
+            self._recorded = None
+            self._left_open = True
+            try:
+                with Exclusive(function, (handle,)):
+                    captured = captured_handle(_ds41.ds41_graph_end(handle.pointer), tuple(rows))
+                    self._left_open = False
+            except Error:
+                if is_wanted:  # otherwise the first exception is the one to tell
+                    raise
+            finally:
+                if not is_wanted:
+                    graph.close()
+                graph._end(captured)
+
+    def _end_left_open(self, handle: Handle) -> None:
+        """Of an external capture whose stream was still captured at the end of its scope nothing is kept."""
+        if self._left_open:
+            try:
+                _ds41.ds41_graph_destroy(_ds41.ds41_graph_end(handle.pointer))
+            except Error:  # nothing is open, or still has to be, and then what comes next is refused
+                pass
 
     def set_tap(self, tap: Optional[Callable[[Tap], object]], names: Iterable[str] = ()) -> None:
         """Have intermediates of further layers given to a function; replaces the previous one, None removes it.

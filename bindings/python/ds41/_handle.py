@@ -15,24 +15,37 @@ _Self = TypeVar("_Self", bound="Owner")
 
 
 class Handle:
-    """One native object. `keep` holds what has to outlive it: its parent's handle, callbacks, borrowed memory."""
+    """One native object. `keep` holds what has to outlive it: its parent's handle, callbacks, borrowed memory.
+    `orphans` are handles that were let go and are destroyed between the calls on this one."""
 
-    __slots__ = ("pointer", "kind", "lock", "taken_by", "keep", "_destroy", "__weakref__")
+    __slots__ = ("pointer", "kind", "lock", "taken_by", "keep", "orphans", "_destroy", "__weakref__")
 
     def __init__(self, kind: str, pointer: Any, destroy: Callable[[Any], None], *keep: Any) -> None:
         self.pointer = pointer
         self.kind = kind
         self.lock = threading.Lock()
-        self.taken_by = 0  # a thread, for Turn
+        self.taken_by = 0  # a thread: for Turn, and between the calls of a capture
         self.keep: Tuple[Any, ...] = keep
+        self.orphans: List["Handle"] = []
         self._destroy = destroy
 
     def __del__(self) -> None:
+        self.destroy()
+
+    def destroy(self) -> None:
         # The lock: a weak reference may have brought the handle back for a step of another thread.
         with self.lock:
             pointer, self.pointer = self.pointer, None
             if pointer is not None:
                 self._destroy(pointer)
+
+    def release(self) -> None:
+        """Unlock; before that, what was let go during the call is destroyed."""
+        try:
+            while self.orphans:
+                self.orphans.pop().destroy()
+        finally:
+            self.lock.release()
 
 
 class Turn:
@@ -68,6 +81,9 @@ class Exclusive:
 
     def __enter__(self) -> None:
         for handle in self._handles:
+            if handle.taken_by and handle.taken_by != threading.get_ident():
+                self.__exit__()
+                raise InUseError(f"{self._function}: another thread captures a graph on the {handle.kind}")
             if not handle.lock.acquire(blocking=False):
                 self.__exit__()
                 raise InUseError(
@@ -78,7 +94,7 @@ class Exclusive:
 
     def __exit__(self, *_: object) -> None:
         for handle in self._taken:
-            handle.lock.release()
+            handle.release()
         self._taken.clear()
 
 

@@ -10,7 +10,7 @@ from ._config import Config
 from ._errors import InvalidArgumentError
 from ._file import RELEASE_NAMES
 from ._handle import Handle, Owner, Turn, expect
-from ._tensor import CPU, CUDA, as_tensor
+from ._tensor import CPU, CUDA, DEVICE_BACKENDS, as_tensor
 
 Log = Callable[["LogLevel", str], object]
 Progress = Callable[[int, int, str], object]
@@ -151,7 +151,7 @@ class Model(Owner):
         borrowed: Dict[int, List[Any]] = {}
         self._handle = Handle("model", pointer, _ds41.ds41_model_destroy, options.log, borrowed)
         self._backend: str = _ds41.ds41_model_get_backend(pointer)
-        self._device = (CUDA if self._backend == "cuda" else CPU, 0)
+        self._device = (CUDA if self._backend in DEVICE_BACKENDS else CPU, 0)
         self._dim = self.config.dim
 
     @classmethod

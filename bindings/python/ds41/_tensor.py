@@ -34,6 +34,8 @@ _Q2_K_BYTES = 84  # of a block
 
 # DLPack's device types.
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
+# Backends with memory of a device; that of the simulated one, which tests take, is as far from the host's as a GPU's.
+DEVICE_BACKENDS = ("cuda", "sim")
 _HOST_DEVICES = (CPU, CUDA_HOST)
 _CUDA_DEVICES = (CUDA, CUDA_HOST, CUDA_MANAGED)
 _DEVICE_NAMES = {CUDA: "CUDA device", CUDA_MANAGED: "CUDA device", 8: "Metal device", 10: "ROCm device"}
@@ -95,7 +97,7 @@ def _device_name(device: Tuple[int, int]) -> str:
 def _of_dlpack(value: Any, what: str, backend: str) -> _Source:
     device_type, device_id = value.__dlpack_device__()
     device = (int(device_type), int(device_id))
-    if device[0] not in _HOST_DEVICES and not (backend == "cuda" and device[0] in _CUDA_DEVICES):
+    if device[0] not in _HOST_DEVICES and not (backend in DEVICE_BACKENDS and device[0] in _CUDA_DEVICES):
         need = f"backend {backend} computes with" if backend else "this place needs"
         raise UnsupportedError(f"{what} is on {_device_name(device)}, {need} tensors in host memory")
     try:
@@ -261,10 +263,10 @@ def _make(cls: Any, what: str, value: Any, dtype: Union[Dtype, str, None], scale
 
 def as_tensor(value: Any, function: str, argument: str, backend: str = "") -> Tensor:
     """Any array as a tensor; tensors as they are."""
-    if isinstance(value, Tensor) and (value.on_host or backend == "cuda"):
+    if isinstance(value, Tensor) and (value.on_host or backend in DEVICE_BACKENDS):
         return value
     made: Tensor = _make(Tensor, f"{function}: {argument}", value, None, None, False, backend)
-    if not made.on_host and backend != "cuda":
+    if not made.on_host and backend not in DEVICE_BACKENDS:
         raise UnsupportedError(f"{function}: {argument} is on {_device_name(made.__dlpack_device__())}, backend "
                                f"{backend} computes with tensors in host memory")  # fmt: skip
     return made

@@ -117,16 +117,17 @@ ds41.forever = [model, ctx, seq, out, buffer, view, capsule]
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_the_example_passes_a_strict_type_check(tmp_path):
+def test_the_examples_pass_a_strict_type_check(tmp_path):
     pytest.importorskip("mypy")
     pytest.importorskip("numpy")
-    example = ROOT / "examples" / "python" / "quickstart.py"
-    done = python("-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(example), cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
+    for example in sorted((ROOT / "examples" / "python").glob("*.py")):
+        done = python("-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(example), cwd=tmp_path)
+        assert done.returncode == 0, done.stdout
     wrong = tmp_path / "wrong.py"
-    wrong.write_text("import ds41\nn: str = ds41.Config().dim\nds41.Model(3)\nds41.Context.prefil\n")
+    wrong.write_text("import ds41\nn: str = ds41.Config().dim\nds41.Model(3)\nds41.Context.prefil\n"
+                     "def f(ctx: ds41.Context) -> None:\n    with ctx.capture() as graph:\n        graph.lunch()\n")
     done = python("-m", "mypy", "--strict", "--cache-dir", str(tmp_path), str(wrong), cwd=tmp_path)
-    assert len(re.findall("error:", done.stdout)) == 3, done.stdout
+    assert len(re.findall("error:", done.stdout)) == 4, done.stdout
 
 
 def test_the_lines_in_the_readme_run():

@@ -105,6 +105,7 @@ def test_an_object_in_use_is_refused(case, model, x):
             lambda: ctx.synchronize(),
             lambda: ctx.n_bytes,
             lambda: ctx.decode_capturable(0),
+            lambda: ctx.capture().__enter__(),
             lambda: ctx.set_tap(None),
             lambda: other.prefill(0, seq, x),
             lambda: other.decode_prep([seq]),
@@ -119,7 +120,7 @@ def test_an_object_in_use_is_refused(case, model, x):
 
     ctx.set_tap(tap, ["q"])
     ctx.prefill(0, seq, x)
-    assert len(errors) == 13
+    assert len(errors) == 14
     assert all(isinstance(error, ds41.InUseError) and "in use by another call" in error.message for error in errors)
     ctx.set_tap(None)
     ctx.prefill(1, seq, x)  # everything has been given back

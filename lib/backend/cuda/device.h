@@ -55,8 +55,10 @@ struct DeviceGemm {
     std::int32_t n, rows, k, n_slices;
 };
 
-// What the simulated device counted since it was last asked: in all, or in the innermost range of a name.
+// What a device counted since it was last asked: in all, or in the innermost range of a name. The simulated one has no
+// time, a GPU nothing else, and that by range only, for what is enqueued after the first question.
 struct DeviceCounts {
+    std::uint64_t nanoseconds;
     std::uint64_t launches;       // of kernels, those of graphs included
     std::uint64_t graph_launches; // in all only
     std::uint64_t synchronisations;
@@ -117,10 +119,10 @@ struct DeviceFunctions {
     int (*launch_graph)(DeviceGraph graph, DeviceStream stream);
     void (*destroy_graph)(DeviceGraph graph);
 
-    // Names what is enqueued between the two calls, for profilers and counters. Ranges nest.
-    void (*push_range)(const char *name);
-    void (*pop_range)();
-    // Null where nothing is counted. `each` may be null.
+    // Names what is enqueued on a stream between the two calls, for profilers and counters. Ranges nest.
+    void (*push_range)(DeviceStream stream, const char *name);
+    void (*pop_range)(DeviceStream stream);
+    // `each` may be null. What is enqueued is done first.
     void (*take_counts)(DeviceCounts *total, void (*each)(const char *range, const DeviceCounts *counts, void *user),
                         void *user);
 };

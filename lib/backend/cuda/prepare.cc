@@ -123,11 +123,11 @@ void CudaStages::synchronize() {
 void CudaStages::enter(int layer, const char *stage) {
     char name[64];
     std::snprintf(name, sizeof name, "layer %d %s", layer, stage);
-    device_.push_range(name);
+    device_.push_range(stream_, name);
 }
 
 void CudaStages::leave(int layer, const char *stage) {
-    device_.pop_range();
+    device_.pop_range(stream_);
     if (!check_stages_ || capture_ != Capture::kNone) return;
     char doing[64];
     std::snprintf(doing, sizeof doing, "stage %s of layer %d", stage, layer);

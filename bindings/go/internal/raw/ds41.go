@@ -170,6 +170,9 @@ typedef long long swig_type_138;
 typedef _gostring_ swig_type_139;
 typedef _goslice_ swig_type_140;
 typedef _gostring_ swig_type_141;
+typedef _gostring_ swig_type_142;
+typedef _gostring_ swig_type_143;
+typedef _gostring_ swig_type_144;
 extern void _wrap_Swig_free_ds41_raw(uintptr_t arg1);
 extern uintptr_t _wrap_Swig_malloc_ds41_raw(swig_intgo arg1);
 extern swig_type_1 _wrap_ctx_set_tap_ds41_raw(swig_voidp arg1, swig_type_2 arg2, int arg3, swig_intgo arg4);
@@ -412,8 +415,8 @@ extern swig_type_121 _wrap_buffer_get_bytes_ds41_raw(swig_voidp arg1);
 extern swig_type_122 _wrap_buffer_upload_ds41_raw(swig_voidp arg1, swig_type_123 arg2, swig_type_124 arg3);
 extern swig_type_125 _wrap_buffer_download_ds41_raw(swig_voidp arg1, swig_type_126 arg2, swig_type_127 arg3);
 extern int _wrap_ctx_options_struct_size_get_ds41_raw(uintptr_t arg1);
-extern void _wrap_ctx_options_reserved_set_ds41_raw(uintptr_t arg1, int arg2);
-extern int _wrap_ctx_options_reserved_get_ds41_raw(uintptr_t arg1);
+extern void _wrap_ctx_options_attention_split_set_ds41_raw(uintptr_t arg1, int arg2);
+extern int _wrap_ctx_options_attention_split_get_ds41_raw(uintptr_t arg1);
 extern void _wrap_ctx_options_stream_set_ds41_raw(uintptr_t arg1, swig_voidp arg2);
 extern swig_voidp _wrap_ctx_options_stream_get_ds41_raw(uintptr_t arg1);
 extern void _wrap_ctx_options_topk_end_pos_set_ds41_raw(uintptr_t arg1, swig_type_128 arg2);
@@ -438,6 +441,10 @@ extern swig_type_136 _wrap_seq_reserve_ds41_raw(swig_voidp arg1, swig_type_137 a
 extern swig_type_138 _wrap_seq_get_bytes_ds41_raw(swig_voidp arg1);
 extern swig_type_139 _wrap_decode_prep_ds41_raw(swig_voidp arg1, swig_type_140 arg2);
 extern swig_type_141 _wrap_decode_capturable_ds41_raw(swig_voidp arg1, int arg2, swig_voidp arg3);
+extern swig_type_142 _wrap_graph_begin_ds41_raw(swig_voidp arg1, int arg2);
+extern swig_type_143 _wrap_graph_end_ds41_raw(swig_voidp arg1, swig_voidp arg2);
+extern swig_type_144 _wrap_graph_launch_ds41_raw(swig_voidp arg1);
+extern void _wrap_graph_destroy_ds41_raw(swig_voidp arg1);
 #undef intgo
 */
 import "C"
@@ -2738,16 +2745,16 @@ func (arg1 SwigcptrCtx_options) GetStruct_size() (_swig_ret uint32) {
 	return swig_r
 }
 
-func (arg1 SwigcptrCtx_options) SetReserved(arg2 uint32) {
+func (arg1 SwigcptrCtx_options) SetAttention_split(arg2 int32) {
 	_swig_i_0 := arg1
 	_swig_i_1 := arg2
-	C._wrap_ctx_options_reserved_set_ds41_raw(C.uintptr_t(_swig_i_0), C.int(_swig_i_1))
+	C._wrap_ctx_options_attention_split_set_ds41_raw(C.uintptr_t(_swig_i_0), C.int(_swig_i_1))
 }
 
-func (arg1 SwigcptrCtx_options) GetReserved() (_swig_ret uint32) {
-	var swig_r uint32
+func (arg1 SwigcptrCtx_options) GetAttention_split() (_swig_ret int32) {
+	var swig_r int32
 	_swig_i_0 := arg1
-	swig_r = (uint32)(C._wrap_ctx_options_reserved_get_ds41_raw(C.uintptr_t(_swig_i_0)))
+	swig_r = (int32)(C._wrap_ctx_options_attention_split_get_ds41_raw(C.uintptr_t(_swig_i_0)))
 	return swig_r
 }
 
@@ -2818,8 +2825,8 @@ type Ctx_options interface {
 	Swigcptr() uintptr
 	SwigIsCtx_options()
 	GetStruct_size() (_swig_ret uint32)
-	SetReserved(arg2 uint32)
-	GetReserved() (_swig_ret uint32)
+	SetAttention_split(arg2 int32)
+	GetAttention_split() (_swig_ret int32)
 	SetStream(arg2 unsafe.Pointer)
 	GetStream() (_swig_ret unsafe.Pointer)
 	SetTopk_end_pos(arg2 int64)
@@ -2958,4 +2965,43 @@ func Decode_capturable(arg1 *Ctx, arg2 int32, arg3 *int32) (_swig_ret *Failure) 
 	var swig_r_1 *Failure
 	swig_r_1 = takeFailure(swig_r)
 	return swig_r_1
+}
+
+const DS41_GRAPH_EXTERNAL uint = 1
+
+func Graph_begin(arg1 *Ctx, arg2 uint32) (_swig_ret *Failure) {
+	var swig_r string
+	_swig_i_0 := arg1
+	_swig_i_1 := arg2
+	swig_r_p := C._wrap_graph_begin_ds41_raw(C.swig_voidp(_swig_i_0), C.int(_swig_i_1))
+	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
+	var swig_r_1 *Failure
+	swig_r_1 = takeFailure(swig_r)
+	return swig_r_1
+}
+
+func Graph_end(arg1 *Ctx, arg2 **Graph) (_swig_ret *Failure) {
+	var swig_r string
+	_swig_i_0 := arg1
+	_swig_i_1 := arg2
+	swig_r_p := C._wrap_graph_end_ds41_raw(C.swig_voidp(_swig_i_0), C.swig_voidp(_swig_i_1))
+	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
+	var swig_r_1 *Failure
+	swig_r_1 = takeFailure(swig_r)
+	return swig_r_1
+}
+
+func Graph_launch(arg1 *Graph) (_swig_ret *Failure) {
+	var swig_r string
+	_swig_i_0 := arg1
+	swig_r_p := C._wrap_graph_launch_ds41_raw(C.swig_voidp(_swig_i_0))
+	swig_r = *(*string)(unsafe.Pointer(&swig_r_p))
+	var swig_r_1 *Failure
+	swig_r_1 = takeFailure(swig_r)
+	return swig_r_1
+}
+
+func Graph_destroy(arg1 *Graph) {
+	_swig_i_0 := arg1
+	C._wrap_graph_destroy_ds41_raw(C.swig_voidp(_swig_i_0))
 }

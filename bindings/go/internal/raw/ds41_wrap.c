@@ -3533,26 +3533,26 @@ int _wrap_ctx_options_struct_size_get_ds41_raw(struct ds41_ctx_options *_swig_go
 }
 
 
-void _wrap_ctx_options_reserved_set_ds41_raw(struct ds41_ctx_options *_swig_go_0, int _swig_go_1) {
+void _wrap_ctx_options_attention_split_set_ds41_raw(struct ds41_ctx_options *_swig_go_0, int _swig_go_1) {
   struct ds41_ctx_options *arg1 = (struct ds41_ctx_options *) 0 ;
-  uint32_t arg2 ;
+  int32_t arg2 ;
 
   arg1 = *(struct ds41_ctx_options **)&_swig_go_0;
-  arg2 = (uint32_t)_swig_go_1;
+  arg2 = (int32_t)_swig_go_1;
 
-  if (arg1) (arg1)->reserved = arg2;
+  if (arg1) (arg1)->attention_split = arg2;
 
 }
 
 
-int _wrap_ctx_options_reserved_get_ds41_raw(struct ds41_ctx_options *_swig_go_0) {
+int _wrap_ctx_options_attention_split_get_ds41_raw(struct ds41_ctx_options *_swig_go_0) {
   struct ds41_ctx_options *arg1 = (struct ds41_ctx_options *) 0 ;
-  uint32_t result;
+  int32_t result;
   int _swig_go_result;
 
   arg1 = *(struct ds41_ctx_options **)&_swig_go_0;
 
-  result = (uint32_t) ((arg1)->reserved);
+  result = (int32_t) ((arg1)->attention_split);
   _swig_go_result = result;
   return _swig_go_result;
 }
@@ -3870,6 +3870,59 @@ _gostring_ _wrap_decode_capturable_ds41_raw(ds41_ctx *_swig_go_0, int _swig_go_1
   result = (ds41_status)ds41_decode_capturable((struct ds41_ctx const *)arg1,arg2,arg3);
   _swig_go_result = ds41_go_failure(result);
   return _swig_go_result;
+}
+
+
+_gostring_ _wrap_graph_begin_ds41_raw(ds41_ctx *_swig_go_0, int _swig_go_1) {
+  ds41_ctx *arg1 = (ds41_ctx *) 0 ;
+  uint32_t arg2 ;
+  ds41_status result;
+  _gostring_ _swig_go_result;
+
+  arg1 = *(ds41_ctx **)&_swig_go_0;
+  arg2 = (uint32_t)_swig_go_1;
+
+  result = (ds41_status)ds41_graph_begin(arg1,arg2);
+  _swig_go_result = ds41_go_failure(result);
+  return _swig_go_result;
+}
+
+
+_gostring_ _wrap_graph_end_ds41_raw(ds41_ctx *_swig_go_0, ds41_graph **_swig_go_1) {
+  ds41_ctx *arg1 = (ds41_ctx *) 0 ;
+  ds41_graph **arg2 = (ds41_graph **) 0 ;
+  ds41_status result;
+  _gostring_ _swig_go_result;
+
+  arg1 = *(ds41_ctx **)&_swig_go_0;
+  arg2 = *(ds41_graph ***)&_swig_go_1;
+
+  result = (ds41_status)ds41_graph_end(arg1,arg2);
+  _swig_go_result = ds41_go_failure(result);
+  return _swig_go_result;
+}
+
+
+_gostring_ _wrap_graph_launch_ds41_raw(ds41_graph *_swig_go_0) {
+  ds41_graph *arg1 = (ds41_graph *) 0 ;
+  ds41_status result;
+  _gostring_ _swig_go_result;
+
+  arg1 = *(ds41_graph **)&_swig_go_0;
+
+  result = (ds41_status)ds41_graph_launch(arg1);
+  _swig_go_result = ds41_go_failure(result);
+  return _swig_go_result;
+}
+
+
+void _wrap_graph_destroy_ds41_raw(ds41_graph *_swig_go_0) {
+  ds41_graph *arg1 = (ds41_graph *) 0 ;
+
+  arg1 = *(ds41_graph **)&_swig_go_0;
+
+  ds41_graph_destroy(arg1);
+
 }
 
 

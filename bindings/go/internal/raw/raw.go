@@ -19,6 +19,7 @@ type (
 	Buffer     struct{ _ byte }
 	Ctx        struct{ _ byte }
 	Seq        struct{ _ byte }
+	Graph      struct{ _ byte }
 )
 
 // Failure is a status other than DS41_STATUS_OK, with the sentence that came with it.

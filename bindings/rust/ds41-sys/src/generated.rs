@@ -30,6 +30,10 @@ pub const DS41_CTX_PIN_THREADS: u32 = 1;
 pub const DS41_MAX_THREADS: i32 = 1024;
 /// For [`ds41_seq_get_position`]: the furthest position that any layer has reached.
 pub const DS41_ALL_LAYERS: i32 = -1;
+/// [`ds41_graph_begin`] flags: the owner of the context's stream captures it, after [`ds41_graph_begin`] and
+/// before [`ds41_graph_end`], into a graph of its own together with what else it enqueues. It launches that graph
+/// itself, right after [`ds41_graph_launch`], which then only checks and advances the sequences.
+pub const DS41_GRAPH_EXTERNAL: u32 = 1;
 
 /// Result of a call. Numbers never change their meaning; they are grouped by tens, with gaps.
 #[repr(transparent)]
@@ -237,6 +241,13 @@ pub struct ds41_ctx {
 /// refuses to continue.
 #[repr(C)]
 pub struct ds41_seq {
+    _data: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+/// A captured decode step, or some layers of one. For its context's thread.
+#[repr(C)]
+pub struct ds41_graph {
     _data: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
 }
@@ -683,8 +694,9 @@ const _: () = {
 #[derive(Clone, Copy, Debug)]
 pub struct ds41_ctx_options {
     pub struct_size: u32,
-    /// 0.
-    pub reserved: u32,
+    /// cuda: thread blocks that share the attention of a token's heads, 1 to 8; 0, the default: as many as fill a
+    /// GPU. The same bits for any. Ignored elsewhere.
+    pub attention_split: i32,
     /// A CUDA stream on a CUDA backend; NULL elsewhere. Borrowed until destroy.
     pub stream: *mut c_void,
     /// [`DS41_TOPK_TORCH_CPU`] only: rank as if each prefill ended at this position (the end of the whole prompt)
@@ -705,7 +717,7 @@ pub struct ds41_ctx_options {
 const _: () = {
     assert!(size_of::<ds41_ctx_options>() == 48 && align_of::<ds41_ctx_options>() == 8);
     assert!(offset_of!(ds41_ctx_options, struct_size) == 0);
-    assert!(offset_of!(ds41_ctx_options, reserved) == 4);
+    assert!(offset_of!(ds41_ctx_options, attention_split) == 4);
     assert!(offset_of!(ds41_ctx_options, stream) == 8);
     assert!(offset_of!(ds41_ctx_options, topk_end_pos) == 16);
     assert!(offset_of!(ds41_ctx_options, n_threads) == 24);
@@ -1066,8 +1078,10 @@ extern "C" {
     ///
     /// - `n_bytes`: 1 or more.
     /// - [`DS41_STATUS_OUT_OF_MEMORY`]
+    /// - [`DS41_STATUS_WRONG_ORDER`]: This thread captures a graph; so say [`ds41_buffer_upload`] and _download()
+    ///   as well.
     ///
-    /// Any thread. Not legal during capture. Since 0.1.
+    /// Any thread. Since 0.1.
     pub fn ds41_buffer_create(buffer: *mut *mut ds41_buffer, model: *mut ds41_model, n_bytes: u64) -> ds41_status;
 
     /// Free. The caller sees to it that no work uses the memory any more. NULL is ignored. Since 0.1.
@@ -1114,10 +1128,11 @@ extern "C" {
 
     /// Wait until everything that was enqueued has finished.
     ///
+    /// - [`DS41_STATUS_WRONG_ORDER`]: A graph is being captured.
     /// - [`DS41_STATUS_DEVICE_ERROR`]: A fault of that work. With DS41_CHECK_STAGES set in the environment when
-    ///   the context is created, every stage is waited for, and the call that enqueued it reports it.
+    ///   the
     ///
-    /// Since 0.1.
+    /// context is created, every stage is waited for, and the call that enqueued it reports it. Since 0.1.
     pub fn ds41_ctx_synchronize(ctx: *mut ds41_ctx) -> ds41_status;
 
     /// Bytes of workspace that the context holds now; 0 for NULL. Since 0.1.
@@ -1148,8 +1163,9 @@ extern "C" {
     /// - `n_positions`: 0 to max_seq_len.
     /// - [`DS41_STATUS_OUT_OF_MEMORY`]: Pages that were allocated before the failure are kept; tokens are
     ///   untouched.
+    /// - [`DS41_STATUS_WRONG_ORDER`]: This thread captures a graph.
     ///
-    /// Not legal during capture. Since 0.1.
+    /// Since 0.1.
     pub fn ds41_seq_reserve(seq: *mut ds41_seq, n_positions: i64) -> ds41_status;
 
     /// Bytes of cache memory that the sequence holds now; 0 for NULL. Since 0.1.
@@ -1181,7 +1197,7 @@ extern "C" {
     /// - [`DS41_STATUS_OUT_OF_MEMORY`]: Pages that were allocated are kept; tokens are untouched.
     /// - [`DS41_STATUS_DEVICE_ERROR`]: What the GPU reported, possibly of work that was enqueued earlier.
     ///
-    /// Enqueues; may allocate. Not legal during capture. Since 0.1.
+    /// Enqueues; may allocate. Refused during a capture with [`DS41_STATUS_WRONG_ORDER`]. Since 0.1.
     pub fn ds41_layer_prefill(ctx: *mut ds41_ctx, layer: i32, seq: *mut ds41_seq, x: *const ds41_tensor, n_tokens: i32, start_pos: i64, out: *const ds41_tensor) -> ds41_status;
 
     /// Begin a step of several sequences: the host half, once for all layers. Row i of the step's tensors is
@@ -1194,10 +1210,12 @@ extern "C" {
     ///   max_seq_len.
     /// - [`DS41_STATUS_MISSING_WEIGHTS`]: No layer of the model has weights.
     /// - [`DS41_STATUS_OUT_OF_MEMORY`]: Pages that were allocated are kept. The previous step stays in flight.
+    /// - [`DS41_STATUS_WRONG_ORDER`]: A graph is being captured on ctx, or its stream is; nothing is touched.
     /// - [`DS41_STATUS_DEVICE_ERROR`]: What the GPU reported, possibly of work that was enqueued earlier.
     ///
-    /// Allocates pages and workspaces for every layer that stands at start_pos. Not legal during capture. Since
-    /// 0.1.
+    /// Allocates pages and workspaces for every layer that stands at start_pos. On cuda, what layers need of the
+    /// step goes to the device in one asynchronous copy of what changed, which takes no longer for longer
+    /// sequences. Since 0.1.
     pub fn ds41_decode_prep(ctx: *mut ds41_ctx, spans: *const ds41_span, n_spans: i32) -> ds41_status;
 
     /// Enqueue the device half of one layer of the step last prepared on `ctx`.
@@ -1215,10 +1233,12 @@ extern "C" {
     ///   [`ds41_layer_prefill`].
     ///
     /// Allocates nothing, unless a tap is set (then [`DS41_STATUS_OUT_OF_MEMORY`] may come, with nothing
-    /// changed). Since 0.1.
+    /// changed). Between [`ds41_graph_begin`] and [`ds41_graph_end`] it records instead, and refuses what cannot
+    /// be captured with [`DS41_STATUS_UNSUPPORTED`]. Since 0.1.
     pub fn ds41_decode_body(ctx: *mut ds41_ctx, layer: i32, x: *const ds41_tensor, out: *const ds41_tensor) -> ds41_status;
 
-    /// Whether [`ds41_decode_body`] of a layer may be captured into a graph as the context stands.
+    /// Whether [`ds41_decode_body`] of a layer may be captured into a graph ([`ds41_graph_begin`]) as the context
+    /// stands.
     ///
     /// - `capturable`: 1 or 0. 0 on backends without graphs (cpu, reference), with [`DS41_TOPK_TORCH_CPU`] on
     ///   index sources, and while a tap is set.
@@ -1226,6 +1246,54 @@ extern "C" {
     ///
     /// Host only. Since 0.1.
     pub fn ds41_decode_capturable(ctx: *const ds41_ctx, layer: i32, capturable: *mut i32) -> ds41_status;
+
+    /// Begin a capture: until [`ds41_graph_end`], [`ds41_decode_body`] records. The step in flight gives the
+    /// number of rows.
+    ///
+    /// - `flags`: 0 or [`DS41_GRAPH_EXTERNAL`].
+    /// - [`DS41_STATUS_UNSUPPORTED`]: The backend has no graphs.
+    /// - [`DS41_STATUS_WRONG_ORDER`]: No decode step in flight, the step is over or a layer of it has run, a tap
+    ///   is set, a capture is going on already.
+    /// - [`DS41_STATUS_INVALID_ARGUMENT`]: Unknown flags.
+    /// - [`DS41_STATUS_OUT_OF_MEMORY`]: For selections and scores up to max_seq_len; nothing has changed.
+    /// - [`DS41_STATUS_DEVICE_ERROR`]
+    ///
+    /// Until the end, on the same thread: [`ds41_decode_prep`], [`ds41_layer_prefill`], [`ds41_ctx_synchronize`],
+    /// a tap, and whatever allocates or copies device memory are refused with [`DS41_STATUS_WRONG_ORDER`]. While
+    /// recording, [`ds41_decode_body`] leaves it to launches to check that what a layer reads has been published.
+    /// Since 0.1.
+    pub fn ds41_graph_begin(ctx: *mut ds41_ctx, flags: u32) -> ds41_status;
+
+    /// End the capture that was begun on `ctx`, on the thread that began it.
+    ///
+    /// - `graph`: Receives the handle; destroy it with [`ds41_graph_destroy`]. Untouched when an error is
+    ///   returned.
+    /// - [`DS41_STATUS_WRONG_ORDER`]: No capture, or one without a layer; with [`DS41_GRAPH_EXTERNAL`], the
+    ///   stream is still being captured, and the capture goes on.
+    /// - [`DS41_STATUS_DEVICE_ERROR`], [`DS41_STATUS_OUT_OF_MEMORY`]: The capture is given up, as with the one
+    ///   that has no layer.
+    ///
+    /// Since 0.1.
+    pub fn ds41_graph_end(ctx: *mut ds41_ctx, graph: *mut *mut ds41_graph) -> ds41_status;
+
+    /// Run the graph's layers on the step last prepared on its context, which may have fewer rows than the graph:
+    /// the rows of `out` behind them become zeros, and nothing else is written for them.
+    ///
+    /// - [`DS41_STATUS_INVALID_SHAPE`]: The step has more rows than the graph.
+    /// - [`DS41_STATUS_INVALID_ARGUMENT`]: The graph is stale: x or out of a layer is no device memory any more.
+    ///   Capture it again.
+    /// - [`DS41_STATUS_WRONG_ORDER`]: As [`ds41_decode_body`] for any of its layers; a tap is set; a capture is
+    ///   going on; the context was destroyed; the graph is stale: a selection that it takes from a layer outside
+    ///   of it lies elsewhere since a larger step ran.
+    /// - [`DS41_STATUS_INVALID_POSITION`]: A layer does not stand at the start of a span.
+    /// - [`DS41_STATUS_DEVICE_ERROR`]
+    ///
+    /// On failure no sequence advances. Enqueues one launch; allocates nothing. Since 0.1.
+    pub fn ds41_graph_launch(graph: *mut ds41_graph) -> ds41_status;
+
+    /// Wait for the context's work, then free. May come after the context's own end, but not beside a call of a
+    /// context that lives. NULL is ignored. Since 0.1.
+    pub fn ds41_graph_destroy(graph: *mut ds41_graph);
 
     /// Deliver intermediates of further layers to a function; replaces the previous one. Outputs are the same
     /// bits with or without a tap. Tapped steps wait for the device, allocate, and cannot be captured.

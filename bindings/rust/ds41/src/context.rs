@@ -1,5 +1,7 @@
 //! Contexts and their steps.
+use crate::buffer::{Access, Used};
 use crate::error::{Error, Result, Status};
+use crate::graph::{discard, Home};
 use crate::model::{Inner, Model};
 use crate::native::{c_string, call, create, init, Handle, Pinned};
 use crate::parallel::{on_parallel, Parallel, Tasks};
@@ -11,6 +13,7 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::Arc;
 
@@ -19,13 +22,14 @@ pub struct ContextOptions {
     n_threads: i32,
     flags: u32,
     topk_end_pos: i64,
+    attention_split: i32,
     stream: *mut c_void,
     parallel: Option<Pinned<Parallel>>,
 }
 
 impl Default for ContextOptions {
     fn default() -> Self {
-        Self { n_threads: 0, flags: 0, topk_end_pos: 0, stream: ptr::null_mut(), parallel: None }
+        Self { n_threads: 0, flags: 0, topk_end_pos: 0, attention_split: 0, stream: ptr::null_mut(), parallel: None }
     }
 }
 
@@ -52,6 +56,13 @@ impl ContextOptions {
     /// chunk ends before it. 0: at the end of the chunk.
     pub fn topk_end_pos(mut self, position: i64) -> Self {
         self.topk_end_pos = position;
+        self
+    }
+
+    /// CUDA: thread blocks that share the attention of a token's heads, 1 to 8; 0, the default: as many as fill a GPU.
+    /// Outputs are the same bits for any number. Without effect on other backends.
+    pub fn attention_split(mut self, n: i32) -> Self {
+        self.attention_split = n;
         self
     }
 
@@ -88,11 +99,12 @@ impl ContextOptions {
 
 impl fmt::Debug for ContextOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { n_threads, flags, topk_end_pos, stream, parallel } = self;
+        let Self { n_threads, flags, topk_end_pos, attention_split, stream, parallel } = self;
         f.debug_struct("ContextOptions")
             .field("n_threads", n_threads)
             .field("flags", flags)
             .field("topk_end_pos", topk_end_pos)
+            .field("attention_split", attention_split)
             .field("stream", stream)
             .field("parallel", &parallel.is_some())
             .finish()
@@ -128,11 +140,13 @@ impl<'s, 'w> Span<'s, 'w> {
 /// share::<ds41::Context<'static>>();
 /// ```
 pub struct Context<'w> {
-    handle: Handle<sys::ds41_ctx>, // first: the others may be used until it is destroyed
+    handle: ManuallyDrop<Handle<sys::ds41_ctx>>, // dropped before the others, which it may use
+    pub(crate) home: Home,
+    pub(crate) left_open: bool, // perhaps a capture that could not be ended, since its stream is still captured
     tap: Option<Pinned<OnTap>>,
     _parallel: Option<Pinned<Parallel>>,
     spans: Vec<sys::ds41_span>, // empty between calls; kept, so that a step allocates nothing once it is large enough
-    model: Arc<Inner<'w>>,
+    pub(crate) model: Arc<Inner<'w>>,
     not_sync: PhantomData<Cell<()>>,
 }
 
@@ -146,7 +160,7 @@ impl<'w> Context<'w> {
         let defaults = init(sys::ds41_ctx_options_init);
         let raw = sys::ds41_ctx_options {
             struct_size: defaults.struct_size,
-            reserved: defaults.reserved,
+            attention_split: options.attention_split,
             stream: options.stream,
             topk_end_pos: options.topk_end_pos,
             n_threads: options.n_threads,
@@ -158,7 +172,9 @@ impl<'w> Context<'w> {
         let handle =
             create(sys::ds41_ctx_destroy, |ctx| unsafe { sys::ds41_ctx_create(ctx, model.inner.as_ptr(), &raw) })?;
         Ok(Self {
-            handle,
+            handle: ManuallyDrop::new(handle),
+            home: Home::new(),
+            left_open: false,
             tap: None,
             _parallel: options.parallel,
             spans: Vec::new(),
@@ -167,7 +183,7 @@ impl<'w> Context<'w> {
         })
     }
 
-    fn as_ptr(&self) -> *mut sys::ds41_ctx {
+    pub(crate) fn as_ptr(&self) -> *mut sys::ds41_ctx {
         self.handle.as_ptr()
     }
 
@@ -213,6 +229,7 @@ impl<'w> Context<'w> {
         start_pos: i64,
         out: &Tensor<'_>,
     ) -> Result<()> {
+        self.tidy();
         self.check_places(x, out)?;
         let &[n_rows, _] = x.shape() else {
             let message = format!("x has shape {:?}, need [n_tokens, dim]", x.shape());
@@ -221,6 +238,7 @@ impl<'w> Context<'w> {
         let n_tokens = i32::try_from(n_rows).map_err(|_| {
             Error::new(Status::InvalidArgument, format!("x has {n_rows} rows, need at most {} tokens", i32::MAX))
         })?;
+        let _used = used(x, out)?;
         // SAFETY: the handles are alive and this call's alone; the memory is there for the call, which waits.
         call(|| unsafe {
             let (ctx, seq) = (self.as_ptr(), sequence.as_ptr());
@@ -238,6 +256,7 @@ impl<'w> Context<'w> {
         &'s mut self,
         spans: impl IntoIterator<Item = Span<'s, 'm>>,
     ) -> Result<DecodeStep<'s, 'w>> {
+        self.tidy();
         self.spans.clear(); // of an iterator that has panicked
         self.spans.extend(spans.into_iter().map(|Span { sequence, start_pos, n_tokens }| sys::ds41_span {
             seq: sequence.as_ptr(),
@@ -255,11 +274,14 @@ impl<'w> Context<'w> {
 
     /// Wait until everything that was enqueued has finished; reports faults of that work.
     pub fn synchronize(&mut self) -> Result<()> {
+        self.tidy();
         // SAFETY: the handle is alive, here and below.
         call(|| unsafe { sys::ds41_ctx_synchronize(self.as_ptr()) })
     }
 
-    /// Whether the decode body of a layer may be captured into a graph as the context stands. Errors: `InvalidLayer`.
+    /// Whether the decode body of a layer may be captured into a graph ([`DecodeStep::capture`]) as the context stands:
+    /// not on backends without graphs (cpu, reference), nor while a tap is set, nor an index source with
+    /// [`TopkRule::TorchCpu`](crate::TopkRule::TorchCpu). Errors: `InvalidLayer`.
     pub fn is_capturable(&self, layer: i32) -> Result<bool> {
         let mut capturable = 0;
         call(|| unsafe { sys::ds41_decode_capturable(self.as_ptr(), layer, &mut capturable) })?;
@@ -308,9 +330,17 @@ impl<'w> Context<'w> {
         Ok(())
     }
 
-    fn check_places(&self, x: &Tensor<'_>, out: &Tensor<'_>) -> Result<()> {
+    /// What dropped graphs, and a capture that could not be ended, have left behind.
+    fn tidy(&mut self) {
+        self.home.destroy_retired();
+        if self.left_open && discard(self) {
+            self.left_open = false;
+        }
+    }
+
+    pub(crate) fn check_places(&self, x: &Tensor<'_>, out: &Tensor<'_>) -> Result<()> {
         for (name, tensor) in [("x", x), ("out", out)] {
-            if tensor.place == Place::Mapped || (!self.model.is_host() && tensor.place != Place::Buffer) {
+            if matches!(tensor.place, Place::Mapped) || (!self.model.is_host() && tensor.memory().is_none()) {
                 let message = format!("{name} is not on the model's device, need a slice on a CPU, else a Buffer");
                 return Err(Error::new(Status::InvalidArgument, message));
             }
@@ -319,12 +349,28 @@ impl<'w> Context<'w> {
     }
 
     /// Tensors are borrowed for the call, the library borrows them until the work is done.
-    fn wait(&mut self) -> Result<()> {
+    pub(crate) fn wait(&mut self) -> Result<()> {
         if self.model.is_host() {
             return Ok(());
         }
         self.synchronize()
     }
+}
+
+impl Drop for Context<'_> {
+    fn drop(&mut self) {
+        // SAFETY: once, and not used any more.
+        unsafe { ManuallyDrop::drop(&mut self.handle) };
+        self.home.close();
+    }
+}
+
+/// Keep the graphs of other threads away from the tensors of a call.
+fn used<'a>(x: &Tensor<'a>, out: &Tensor<'a>) -> Result<[Option<Used<'a>>; 2]> {
+    let used = |tensor: &Tensor<'a>, name, access| tensor.memory().map(|memory| memory.used(name, access)).transpose();
+    let in_place = x.memory().zip(out.memory()).is_some_and(|(x, out)| Arc::ptr_eq(x, out));
+    let x = if in_place { None } else { used(x, "x", Access::Read)? };
+    Ok([x, used(out, "out", Access::Write)?])
 }
 
 impl fmt::Debug for Context<'_> {
@@ -347,7 +393,7 @@ impl fmt::Debug for Context<'_> {
 /// ```
 #[derive(Debug)]
 pub struct DecodeStep<'s, 'w> {
-    context: &'s mut Context<'w>,
+    pub(crate) context: &'s mut Context<'w>,
 }
 
 impl DecodeStep<'_, '_> {
@@ -369,6 +415,7 @@ impl DecodeStep<'_, '_> {
 
     fn run(&mut self, layer: i32, x: &Tensor<'_>, out: &Tensor<'_>) -> Result<()> {
         self.context.check_places(x, out)?;
+        let _used = used(x, out)?;
         // SAFETY: the handle is alive, the sequences are borrowed; the memory is there for the call, which waits.
         call(|| unsafe { sys::ds41_decode_body(self.context.as_ptr(), layer, &x.raw, &out.raw) })?;
         self.context.wait()

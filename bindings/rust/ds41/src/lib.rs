@@ -2,7 +2,8 @@
 //!
 //! A [`Model`] has a configuration and the weights of layers, from a checkpoint ([`Model::load`]) or set one by one
 //! ([`ModelBuilder`]). A [`Context`] runs them over the tokens of [`Sequence`]s: [`Context::prefill`] for prompts,
-//! [`Context::decode_prep`] for the next tokens of one or many sequences.
+//! [`Context::decode_prep`] for the next tokens of one or many sequences. On a GPU a step's layers may be captured into
+//! a [`Graph`] and launched as one ([`DecodeStep::capture`]).
 //!
 //! ```
 //! use ds41::{Bf16, Context, ContextOptions, LoadOptions, Model, Sequence, Span, TensorMut};
@@ -35,9 +36,9 @@
 //!
 //! # Lifetimes
 //!
-//! Contexts, sequences and buffers keep their model alive, and may be dropped before or after it. Only memory is
-//! borrowed: tensors by the calls they are given to, weights by the model and its children if they are not copied. What
-//! outlives what is for the compiler to check: nothing can be used after its end, or end twice.
+//! Contexts, sequences, buffers and graphs keep their model alive, and may be dropped before or after it. Only memory
+//! is borrowed: tensors by the calls they are given to, weights by the model and its children if they are not copied.
+//! What outlives what is for the compiler to check: nothing can be used after its end, or end twice.
 //!
 //! ```compile_fail,E0382
 //! # fn model() -> ds41::Model<'static> { unimplemented!() }
@@ -59,6 +60,7 @@
 //! |---|---|---|---|
 //! | [`Model`], [`Checkpoint`], [`File`], [`Config`] | yes | yes | immutable |
 //! | [`Context`], [`Sequence`], [`Buffer`] | yes | no | one thread at a time; what changes them takes `&mut` |
+//! | [`Graph`] | yes | no | launched on the thread that has its context |
 //! | [`Tensor`], [`TensorMut`] | yes | yes | as `&[T]` and `&mut [T]` |
 //!
 //! # Callbacks
@@ -78,6 +80,7 @@ mod config;
 mod context;
 mod error;
 mod file;
+mod graph;
 mod load;
 mod log;
 mod model;
@@ -95,6 +98,7 @@ pub use config::{Config, LayerRole};
 pub use context::{Context, ContextOptions, DecodeStep, Span};
 pub use error::{Error, Result, Status};
 pub use file::File;
+pub use graph::{Capture, Graph};
 pub use load::{LoadOptions, Progress};
 pub use log::LogLevel;
 pub use model::{Memory, Model, ModelBuilder, ModelOptions, TopkRule};

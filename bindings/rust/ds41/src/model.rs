@@ -271,7 +271,7 @@ impl Memory {
 #[derive(Debug)]
 pub(crate) struct Inner<'w> {
     handle: Handle<sys::ds41_model>,
-    _log: Option<Arc<Log>>,
+    log: Option<Arc<Log>>,
     host: bool,
     weights: PhantomData<&'w [u8]>,
 }
@@ -282,7 +282,7 @@ unsafe impl Sync for Inner<'_> {}
 
 impl Inner<'_> {
     fn new(handle: Handle<sys::ds41_model>, options: RawModelOptions) -> Self {
-        let mut inner = Self { handle, _log: options.log, host: false, weights: PhantomData };
+        let mut inner = Self { handle, log: options.log, host: false, weights: PhantomData };
         inner.host = matches!(inner.backend(), "cpu" | "reference");
         inner
     }
@@ -294,6 +294,11 @@ impl Inner<'_> {
     fn backend(&self) -> &'static str {
         // SAFETY: the handle is alive; the string is static.
         unsafe { static_text(sys::ds41_model_get_backend(self.as_ptr())) }
+    }
+
+    /// What children keep that may outlive this.
+    pub(crate) fn log(&self) -> Option<Arc<Log>> {
+        self.log.clone()
     }
 
     /// Whether the backend computes in host memory and has finished when a call returns. What is not known to do so is

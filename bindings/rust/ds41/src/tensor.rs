@@ -1,11 +1,13 @@
 //! Views of memory for the library.
 use crate::bf16::Bf16;
+use crate::buffer::Memory;
 use crate::error::{Error, Result, Status};
 use crate::native::{call, init_tensor, static_text};
 use ds41_sys as sys;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::{align_of, size_of, size_of_val};
+use std::sync::Arc;
 
 macro_rules! dtypes {
     ($($(#[doc = $doc:literal])* $name:ident = $raw:ident,)*) => {
@@ -96,14 +98,14 @@ macro_rules! elements {
 elements!(f32: F32, Bf16: Bf16, i32: I32, u8: U8, i8: I8);
 
 /// Whose memory a tensor looks at, which decides what it may be used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place<'a> {
     /// A slice, or memory that the library lends to a tap.
     Host,
     /// A file's mapping: another process may change it, so no reference to it is ever made.
     Mapped,
-    /// A [`Buffer`](crate::Buffer), which may be another device's memory.
-    Buffer,
+    /// A [`Buffer`](crate::Buffer)'s, which may be another device's memory, and a graph's as well.
+    Buffer(&'a Arc<Memory>),
 }
 
 /// A view of memory that somebody else owns, row-major and contiguous: input activations or weights.
@@ -122,7 +124,7 @@ pub(crate) enum Place {
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
     pub(crate) raw: sys::ds41_tensor,
-    pub(crate) place: Place,
+    pub(crate) place: Place<'a>,
     data: PhantomData<&'a [u8]>,
 }
 
@@ -196,8 +198,16 @@ impl<'a> Tensor<'a> {
     /// # Safety
     ///
     /// What `raw` points to, in the size of its dtype and shape, is there for `'a`.
-    pub(crate) unsafe fn from_raw(raw: sys::ds41_tensor, place: Place) -> Self {
+    pub(crate) unsafe fn from_raw(raw: sys::ds41_tensor, place: Place<'a>) -> Self {
         Self { raw, place, data: PhantomData }
+    }
+
+    /// The buffer's memory that it lies in, if it does.
+    pub(crate) fn memory(&self) -> Option<&'a Arc<Memory>> {
+        match self.place {
+            Place::Buffer(memory) => Some(memory),
+            Place::Host | Place::Mapped => None,
+        }
     }
 
     /// What its elements are.
@@ -217,7 +227,7 @@ impl<'a> Tensor<'a> {
 
     /// The scales of an FP8 tensor: shape, and a copy of their bytes.
     pub fn scales(&self) -> Option<([i64; 2], Vec<u8>)> {
-        if self.raw.scales.is_null() || self.place == Place::Buffer {
+        if self.raw.scales.is_null() || self.memory().is_some() {
             return None;
         }
         let [rows, cols] = self.raw.scale_shape;
@@ -231,8 +241,12 @@ impl<'a> Tensor<'a> {
     /// buffers: [`to_vec`](Self::to_vec) and [`Buffer::download`](crate::Buffer::download) copy those.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         let n = self.count::<T>()?;
-        if self.place != Place::Host {
-            let what = if self.place == Place::Mapped { "mapped file" } else { "buffer" };
+        let elsewhere = match self.place {
+            Place::Host => None,
+            Place::Mapped => Some("mapped file"),
+            Place::Buffer(_) => Some("buffer"),
+        };
+        if let Some(what) = elsewhere {
             return Err(Error::new(Status::InvalidArgument, format!("the tensor lies in a {what}, need a copy of it")));
         }
         if self.raw.data as usize % align_of::<T>() != 0 {
@@ -276,7 +290,7 @@ impl<'a> Tensor<'a> {
     }
 
     fn copy_to(&self, target: *mut u8, n_bytes: usize) -> Result<()> {
-        if self.place == Place::Buffer {
+        if self.memory().is_some() {
             let message = "the tensor lies in a buffer, need Buffer::download to copy it";
             return Err(Error::new(Status::InvalidArgument, message));
         }
@@ -321,7 +335,7 @@ impl<'a> TensorMut<'a> {
     /// # Safety
     ///
     /// As `Tensor::from_raw`, and nobody else uses the memory for `'a`.
-    pub(crate) unsafe fn from_raw(raw: sys::ds41_tensor, place: Place) -> Self {
+    pub(crate) unsafe fn from_raw(raw: sys::ds41_tensor, place: Place<'a>) -> Self {
         Self { view: unsafe { Tensor::from_raw(raw, place) }, exclusive: PhantomData }
     }
 

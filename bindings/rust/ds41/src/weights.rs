@@ -2,7 +2,7 @@
 use crate::error::{Error, Result, Status};
 use crate::file::File;
 use crate::native::init;
-use crate::tensor::{Place, Tensor};
+use crate::tensor::Tensor;
 use ds41_sys as sys;
 
 macro_rules! weights {
@@ -32,7 +32,7 @@ macro_rules! weights {
             pub(crate) fn to_raw(self, ownership: sys::ds41_ownership) -> Result<sys::ds41_layer_weights> {
                 let defaults = init(sys::ds41_layer_weights_init);
                 let raw = |name: &str, tensor: Option<Tensor<'a>>, absent: sys::ds41_tensor| match tensor {
-                    Some(tensor) if tensor.place == Place::Buffer => {
+                    Some(tensor) if tensor.memory().is_some() => {
                         Err(Error::new(Status::InvalidArgument, format!("{name} lies in a buffer, need host memory")))
                     }
                     Some(tensor) => Ok(tensor.raw),

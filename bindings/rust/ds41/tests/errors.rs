@@ -42,6 +42,8 @@ fn invalid_argument() {
     assert_error(Buffer::new(&ready.model, 0), Status::InvalidArgument, "n_bytes is 0");
     let threads = ContextOptions::new().n_threads(-1);
     assert_error(Context::new(&ready.model, threads), Status::InvalidArgument, "options.n_threads is -1");
+    let split = ContextOptions::new().attention_split(9);
+    assert_error(Context::new(&ready.model, split), Status::InvalidArgument, "options.attention_split is 9");
     let stream = unsafe { ContextOptions::new().stream(8 as *mut _) };
     assert_error(Context::new(&ready.model, stream), Status::InvalidArgument, "options.stream is set");
     let options = LoadOptions::new().n_threads(-3);
@@ -243,6 +245,16 @@ fn unsupported() {
     bytes.extend([0; 16]);
     std::fs::write(&path, bytes).unwrap();
     assert_error(Checkpoint::load(&path), Status::Unsupported, "endian");
+    for backend in ["cpu", "reference"] {
+        let case = Case::load("a_golden_stable");
+        let model = case.model_with(false, &ModelOptions::new().backend(backend));
+        let (mut context, mut sequence) =
+            (Context::new(&model, ContextOptions::new()).unwrap(), Sequence::new(&model).unwrap());
+        assert!(!context.is_capturable(0).unwrap());
+        let mut step = context.decode_prep([Span::new(&mut sequence, 0, 1)]).unwrap();
+        let graph = step.capture(|_| panic!("a capture that has not begun"));
+        assert_error(graph, Status::Unsupported, &format!("backend {backend} has no graphs"));
+    }
 }
 
 #[test]

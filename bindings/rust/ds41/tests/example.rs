@@ -1,4 +1,4 @@
-//! The examples run; the one that C has too prints what it prints there, line by line.
+//! The examples run; those that C has too print what they print there, line by line.
 mod support;
 
 use std::path::{Path, PathBuf};
@@ -58,4 +58,36 @@ fn load_runs_a_checkpoint() {
     assert!(text.starts_with("6 layers, 13 tokens, cache of "), "{text}");
     let values: Vec<f32> = text.split(['[', ']', ',']).filter_map(|word| word.trim().parse().ok()).collect();
     assert!(values.len() == 4 && values.iter().all(|value| value.is_finite() && *value != 0.5), "{text}");
+}
+
+/// What the C program of that name prints, and what the one in Rust does.
+fn captured(backend: &str) -> (String, String) {
+    let folder = checkpoint("a_golden_stable");
+    let program = folder.path().join("captured");
+    compile_c(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../examples/c/captured.c"), &program);
+    let output = |program: &Path| {
+        let mut command = Command::new(program);
+        if let Some(plugins) = std::env::var_os("DS41_TEST_PLUGINS") {
+            command.env("DS41_PLUGIN_PATH", plugins);
+        }
+        let output = command.arg(folder.path().join("model.safetensors")).arg(backend).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    (output(&program), output(&example("captured")))
+}
+
+#[test]
+fn captured_prints_what_it_prints_in_c() {
+    let (in_c, in_rust) = captured("cpu");
+    assert!(in_rust.starts_with("backend cpu, layer by layer: 8 tokens of 2 sequences, last value "), "{in_rust}");
+    assert_eq!(in_c, in_rust);
+}
+
+#[test]
+#[ignore = "needs the simulated device: DS41_TEST_PLUGINS"]
+fn captured_captures_where_there_are_graphs() {
+    let (in_c, in_rust) = captured("sim");
+    assert!(in_rust.starts_with("backend sim, captured: 8 tokens of 2 sequences, last value "), "{in_rust}");
+    assert_eq!(in_c, in_rust);
 }

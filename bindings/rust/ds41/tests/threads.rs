@@ -19,6 +19,7 @@ fn what_may_cross_threads() {
     send::<Context<'_>>();
     send::<Sequence<'_>>();
     send::<Buffer<'_>>();
+    send::<Graph<'_>>();
     send::<Tensor<'_>>();
     sync::<Tensor<'_>>();
     send::<TensorMut<'_>>();

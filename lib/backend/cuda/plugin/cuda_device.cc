@@ -6,7 +6,13 @@
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <atomic>
 #include <cstdio>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace ds41 {
 
@@ -177,11 +183,68 @@ int launch_graph(DeviceGraph graph, DeviceStream stream) {
 void destroy_graph(DeviceGraph graph) {
     cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph));
 }
-void push_range(const char *name) {
-    nvtxRangePushA(name);
+
+// Times of ranges, by events around them. Those of captured streams have none: their events would be the graph's.
+struct RangeBegin {
+    std::string name;
+    cudaEvent_t begin = nullptr; // null: it is not timed
+};
+struct TimedRange {
+    std::string name;
+    cudaEvent_t begin, end;
+};
+std::atomic<bool> ranges_are_timed{false};
+std::mutex timed_mutex;
+std::vector<TimedRange> timed_ranges;
+thread_local std::vector<RangeBegin> open_ranges;
+
+cudaEvent_t record_now(DeviceStream stream) {
+    cudaEvent_t event = nullptr;
+    if (cudaEventCreate(&event) == cudaSuccess && cudaEventRecord(event, native(stream)) == cudaSuccess) return event;
+    if (event) cudaEventDestroy(event);
+    return nullptr;
 }
-void pop_range() {
+
+void push_range(DeviceStream stream, const char *name) {
+    nvtxRangePushA(name);
+    RangeBegin range;
+    int capturing = 0;
+    if (ranges_are_timed && is_capturing(stream, &capturing) == cudaSuccess && !capturing)
+        range = {name, record_now(stream)};
+    open_ranges.push_back(std::move(range));
+}
+void pop_range(DeviceStream stream) {
     nvtxRangePop();
+    if (open_ranges.empty()) return;
+    RangeBegin range = std::move(open_ranges.back());
+    open_ranges.pop_back();
+    if (!range.begin) return;
+    if (const cudaEvent_t end = record_now(stream)) {
+        const std::lock_guard<std::mutex> lock(timed_mutex);
+        timed_ranges.push_back({std::move(range.name), range.begin, end});
+    } else {
+        cudaEventDestroy(range.begin);
+    }
+}
+void take_counts(DeviceCounts *total, void (*each)(const char *, const DeviceCounts *, void *), void *user) {
+    ranges_are_timed = true;
+    *total = {};
+    std::vector<TimedRange> ranges;
+    {
+        const std::lock_guard<std::mutex> lock(timed_mutex);
+        ranges.swap(timed_ranges);
+    }
+    std::map<std::string, DeviceCounts> by_name;
+    for (const TimedRange &range : ranges) {
+        float milliseconds = 0.0f;
+        if (cudaEventSynchronize(range.end) == cudaSuccess &&
+            cudaEventElapsedTime(&milliseconds, range.begin, range.end) == cudaSuccess)
+            by_name[range.name].nanoseconds += static_cast<std::uint64_t>(1e6 * static_cast<double>(milliseconds));
+        cudaEventDestroy(range.begin);
+        cudaEventDestroy(range.end);
+    }
+    for (const auto &[name, counts] : by_name)
+        if (each) each(name.c_str(), &counts, user);
 }
 
 constexpr DeviceFunctions kFunctions = {
@@ -220,7 +283,7 @@ constexpr DeviceFunctions kFunctions = {
     destroy_graph,
     push_range,
     pop_range,
-    nullptr,
+    take_counts,
 };
 
 } // namespace

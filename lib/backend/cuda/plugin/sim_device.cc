@@ -699,11 +699,11 @@ int launch_graph(DeviceGraph graph, DeviceStream stream) {
 void destroy_graph(DeviceGraph graph) {
     delete static_cast<SimGraph *>(graph);
 }
-void push_range(const char *name) {
+void push_range(DeviceStream, const char *name) {
     const Lock lock(device().mutex);
     open_ranges.push_back(device().push_range(name));
 }
-void pop_range() {
+void pop_range(DeviceStream) {
     if (!open_ranges.empty()) open_ranges.pop_back();
 }
 void take_counts(DeviceCounts *total, void (*each)(const char *, const DeviceCounts *, void *), void *user) {

@@ -165,7 +165,7 @@ pub fn layouts() -> Vec<Layout> {
             align: align_of::<ds41_ctx_options>(),
             offsets: vec![
                 ("struct_size", offset_of!(ds41_ctx_options, struct_size)),
-                ("reserved", offset_of!(ds41_ctx_options, reserved)),
+                ("attention_split", offset_of!(ds41_ctx_options, attention_split)),
                 ("stream", offset_of!(ds41_ctx_options, stream)),
                 ("topk_end_pos", offset_of!(ds41_ctx_options, topk_end_pos)),
                 ("n_threads", offset_of!(ds41_ctx_options, n_threads)),
@@ -216,6 +216,7 @@ pub fn numbers() -> Vec<(&'static str, i64)> {
         ("DS41_CTX_PIN_THREADS", i64::from(DS41_CTX_PIN_THREADS)),
         ("DS41_MAX_THREADS", i64::from(DS41_MAX_THREADS)),
         ("DS41_ALL_LAYERS", i64::from(DS41_ALL_LAYERS)),
+        ("DS41_GRAPH_EXTERNAL", i64::from(DS41_GRAPH_EXTERNAL)),
     ];
     numbers.extend(ds41_status::ALL.iter().map(|(value, name)| (*name, i64::from(value.0))));
     numbers.extend(ds41_log_level::ALL.iter().map(|(value, name)| (*name, i64::from(value.0))));
@@ -300,6 +301,10 @@ pub fn addresses() -> Vec<*const ()> {
         ds41_decode_prep as *const (),
         ds41_decode_body as *const (),
         ds41_decode_capturable as *const (),
+        ds41_graph_begin as *const (),
+        ds41_graph_end as *const (),
+        ds41_graph_launch as *const (),
+        ds41_graph_destroy as *const (),
         ds41_ctx_set_tap as *const (),
     ]
 }
