@@ -6,12 +6,28 @@
 #include <ds41/ds41.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <stdexcept>
+#include <system_error>
+
+namespace {
+
+/// Plugins lie beside the library, whose objects this program has in itself.
+void find_plugins() {
+    std::error_code error;
+    const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
+    const std::filesystem::path folder = program.parent_path() / DS41_BENCH_LIBDIR;
+    if (!error && std::filesystem::is_directory(folder, error)) setenv("DS41_PLUGIN_PATH", folder.c_str(), 0);
+}
+
+} // namespace
 
 int main(int argc, char **argv) {
     using namespace bench;
     try {
+        find_plugins();
         const Options options = parse_options(argc, argv);
         if (options.help) {
             std::fputs(help_text().c_str(), stdout);

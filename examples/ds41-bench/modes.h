@@ -24,5 +24,6 @@ const Mode *find_mode(const std::string &name); ///< NULL for none.
 
 void run_read(const Options &options, Report &report);
 void run_load(const Options &options, Report &report);
+void run_step(const Options &options, Report &report);
 
 } // namespace bench

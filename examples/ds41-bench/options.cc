@@ -4,6 +4,7 @@
 #include "machine.h"
 #include "modes.h"
 
+#include <algorithm>
 #include <charconv>
 #include <set>
 #include <string_view>
@@ -52,6 +53,46 @@ void set_layers(Options &options, const std::string &value) {
     options.n_layers = last - first + 1;
 }
 
+/// Parts between commas, of which none is empty.
+std::vector<std::string> parts_of(const char *option, const std::string &value) {
+    std::vector<std::string> parts;
+    for (size_t begin = 0; begin <= value.size();) {
+        const size_t end = std::min(value.find(',', begin), value.size());
+        parts.push_back(value.substr(begin, end - begin));
+        if (parts.back().empty())
+            throw BadUsage(std::string(option) + " is '" + value + "', need values between commas");
+        begin = end + 1;
+    }
+    return parts;
+}
+
+void set_formats(Options &options, const std::string &value) {
+    options.formats = parts_of("--formats", value);
+    for (const std::string &format : options.formats)
+        if (format != "bf16" && format != "fp8" && format != "q2_k")
+            throw BadUsage("--formats has '" + format + "', need some of bf16, fp8, q2_k");
+}
+
+/// Token counts; K stands for 1024.
+void set_contexts(Options &options, const std::string &value) {
+    options.contexts.clear();
+    for (const std::string &part : parts_of("--contexts", value)) {
+        const bool has_unit = part.back() == 'K';
+        const std::string number = has_unit ? part.substr(0, part.size() - 1) : part;
+        const int64_t unit = has_unit ? 1024 : 1, least = has_unit ? 1 : 2, most = (int64_t(1) << 20) / unit;
+        options.contexts.push_back(
+            unit * number_between("--contexts", number, least, most, "counts from 2 to 1048576, or 1K to 1024K"));
+    }
+}
+
+void set_rows(Options &options, const std::string &value) {
+    options.rows = number_between("--rows", value, 1, 1024, "a count from 1 to 1024");
+}
+
+void set_scale(Options &options, const std::string &value) {
+    options.scale = number_between("--scale", value, 1, 1024, "a number from 1 to 1024");
+}
+
 struct Row {
     const char *name;
     bool takes_value;
@@ -69,6 +110,10 @@ constexpr Row kRows[] = {
     {"--version", false, true, [](Options &options, const std::string &) { options.version = true; }},
     {"--backend", true, false, [](Options &options, const std::string &value) { options.backend = value; }},
     {"--layers", true, false, set_layers},
+    {"--formats", true, false, set_formats},
+    {"--contexts", true, false, set_contexts},
+    {"--rows", true, false, set_rows},
+    {"--scale", true, false, set_scale},
 };
 
 const Row &find_row(const std::string &name) {
@@ -146,12 +191,32 @@ std::string help_text() {
   --version       print the versions of the tool and of the library
 
   --layers A-B    load: only these layers, both included; default: all that the checkpoint holds
-  --backend NAME  load: backend to load for; default: the best that runs here
+                  step: each of these layers; default: the first one of each kind
+  --backend NAME  load, step: backend; default: the best that runs here. `sim`, with DS41_PLUGIN_PATH set to the folder
+                  of libds41-sim.so, counts instead of taking time
+  --formats LIST  step: formats of the weights, of bf16, fp8 and q2_k; default: all
+  --contexts LIST step: tokens of each sequence, with K for 1024; default: 4K,64K
+  --rows N        step: sequences, with a token each; default: 1
+  --scale N       step: sizes of the model divided by N, as far as every format allows; default: 1
 
 Mode load measures until the model is ready: `copied` with the weights in memory of the model, `mapped` with those left
 in the mapping of the files that the backend can read there, whose pages are read at their first use. The floor is a
 read() of as many bytes of each file, from its start on, into one buffer. With a warm page cache, and with a cold one
 where the files leave it on request; below a virtual machine the host's cache may still hold them.
+
+Mode step takes one layer of a decode step, after the layers that it depends on, with made-up weights and contexts: the
+compressor of ratios above 1, norms and sinks are F32, all other weights in the format. On a backend that counts it
+tells, for each stage and in all, what its kernels do:
+  launches      of kernels (JSON: launches)
+  requested MB  bytes of all accesses, reads and writes (requested_bytes)
+  distinct MB   of those each byte once in a stage (distinct_bytes)
+  floor MB      the least (floor_bytes): weights, window rows, selected rows, and index keys once, of layers that use
+                candidates those of the kept blocks; what stages hand each other, as bf16, written once and read once
+  requested, distinct to floor   the ratios (requested_to_floor, distinct_to_floor)
+A backend may do a stage's work in an earlier one: what counts is the ratio in all. It also tells
+what the host does in the step before (prep, for these layers alone) and in the layer's own part: launches, uploads
+and their bytes, synchronisations; and likewise for a graph of that layer. Other backends are timed, on a CPU beside a
+plain read of the weights. A run takes another copy of the weights each time, over more than the caches hold.
 
 Every contestant of a case runs once untimed; then they run in rounds, each once a round, in an order that rotates.
 A sample is dropped when other processes took the CPUs away meanwhile: involuntary context switches (of long samples

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace bench {
 
@@ -21,6 +22,11 @@ struct Options {
     std::string backend; ///< "": the best that runs here.
     int32_t first_layer = 0;
     int32_t n_layers = 0; ///< 0: to the end.
+
+    std::vector<std::string> formats = {"bf16", "fp8", "q2_k"};
+    std::vector<int64_t> contexts = {4096, 65536}; ///< Tokens, those of the step included.
+    int32_t rows = 1;                              ///< Sequences of the step.
+    int32_t scale = 1;                             ///< Sizes are divided by it.
 };
 
 /// The command line is wrong; the message is a sentence.

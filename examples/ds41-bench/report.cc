@@ -92,6 +92,75 @@ void print_row(const Case &compared, const Contestant &contestant, const Result 
                 static_cast<long long>(result.n_kept), static_cast<long long>(result.n_dropped));
 }
 
+// ---- Costs that are counted.
+
+/// What was counted or not for each byte that there has to be.
+std::optional<double> to_floor(uint64_t bytes, const StageCost &cost) {
+    if (cost.floor_bytes == 0) return std::nullopt;
+    return static_cast<double>(bytes) / static_cast<double>(cost.floor_bytes);
+}
+
+nlohmann::json to_json(const StageCost &cost) {
+    return {{"stage", cost.stage},
+            {"launches", cost.launches},
+            {"requested_bytes", cost.requested_bytes},
+            {"distinct_bytes", cost.distinct_bytes},
+            {"floor_bytes", cost.floor_bytes},
+            {"requested_to_floor", to_json(to_floor(cost.requested_bytes, cost))},
+            {"distinct_to_floor", to_json(to_floor(cost.distinct_bytes, cost))}};
+}
+
+nlohmann::json to_json(const HostCost &cost) {
+    return {{"launches", cost.launches},
+            {"graph_launches", cost.graph_launches},
+            {"uploads", cost.uploads},
+            {"uploaded_bytes", cost.uploaded_bytes},
+            {"synchronisations", cost.synchronisations},
+            {"requested_bytes", cost.requested_bytes}};
+}
+
+nlohmann::json to_json(const std::optional<HostCost> &cost) {
+    return cost ? to_json(*cost) : nlohmann::json();
+}
+
+nlohmann::json to_json(const StepCost &cost) {
+    nlohmann::json stages = nlohmann::json::array();
+    for (const StageCost &stage : cost.stages) stages.push_back(to_json(stage));
+    return {{"mode", "step"},
+            {"case", cost.name},
+            {"backend", cost.backend},
+            {"kind", cost.kind},
+            {"layer", cost.layer},
+            {"format", cost.format},
+            {"context", cost.context},
+            {"rows", cost.n_rows},
+            {"scale", cost.scale},
+            {"stages", std::move(stages)},
+            {"all", to_json(cost.all())},
+            {"prep", to_json(cost.prep)},
+            {"body", to_json(cost.body)},
+            {"captured_prep", to_json(cost.captured_prep)},
+            {"captured", to_json(cost.captured)}};
+}
+
+double in_mb(uint64_t n_bytes) {
+    return static_cast<double>(n_bytes) * 1e-6;
+}
+
+void print_row(const StageCost &cost) {
+    std::printf("  %-16s %8llu %13.3f %13.3f %13.3f %10s %10s\n", cost.stage.c_str(),
+                static_cast<unsigned long long>(cost.launches), in_mb(cost.requested_bytes), in_mb(cost.distinct_bytes),
+                in_mb(cost.floor_bytes), to_text(to_floor(cost.requested_bytes, cost)).c_str(),
+                to_text(to_floor(cost.distinct_bytes, cost)).c_str());
+}
+
+void print_row(const char *name, const HostCost &cost) {
+    const auto number = [](uint64_t count) { return static_cast<unsigned long long>(count); };
+    std::printf("  %-16s %8llu %13.3f %13llu %13llu %10llu %10llu\n", name, number(cost.launches),
+                in_mb(cost.requested_bytes), number(cost.graph_launches), number(cost.uploads),
+                number(cost.uploaded_bytes), number(cost.synchronisations));
+}
+
 } // namespace
 
 Report::Report(bool json) : json_(json), cpu_(cpu_name()) {}
@@ -124,6 +193,63 @@ void Report::add(const Case &compared, const std::vector<Result> &results) {
     }
     if (json_) return;
     if (!compared.note.empty()) std::printf("  %s\n", compared.note.c_str());
+    std::fflush(stdout);
+}
+
+void Report::add(const StepCost &cost) {
+    if (json_) {
+        records_.push_back(to_json(cost));
+        records_.back()["cpu"] = cpu_;
+        records_.back()["library"] = ds41_version();
+        return;
+    }
+    begin_table("step", cost.name);
+    std::printf(", backend %s\n  %-16s %8s %13s %13s %13s %10s %10s\n", cost.backend.c_str(), "", "launches",
+                "requested MB", "distinct MB", "floor MB", "requested", "distinct");
+    for (const StageCost &stage : cost.stages) print_row(stage);
+    print_row(cost.all());
+    std::printf("  %-16s %8s %13s %13s %13s %10s %10s\n", "", "launches", "requested MB", "of graphs", "uploads",
+                "bytes", "waits");
+    print_row("prep", cost.prep);
+    print_row("layer", cost.body);
+    if (cost.captured_prep) print_row("prep for graph", *cost.captured_prep);
+    if (cost.captured) print_row("graph", *cost.captured);
+    std::fflush(stdout);
+}
+
+void Report::add_times(const StepCost &cost) {
+    std::vector<StageCost> rows = cost.stages;
+    rows.push_back(cost.all());
+    const auto floor = [&](const StageCost &stage) {
+        return static_cast<double>(stage.floor_bytes) * 1e-3 / cost.copied_gbs;
+    };
+    if (json_) {
+        nlohmann::json stages = nlohmann::json::array();
+        for (const StageCost &stage : rows)
+            stages.push_back({{"stage", stage.stage},
+                              {"microseconds", stage.microseconds},
+                              {"floor_microseconds", floor(stage)},
+                              {"floor_bytes", stage.floor_bytes}});
+        records_.push_back({{"mode", "step times"},
+                            {"case", cost.name},
+                            {"backend", cost.backend},
+                            {"kind", cost.kind},
+                            {"layer", cost.layer},
+                            {"format", cost.format},
+                            {"context", cost.context},
+                            {"rows", cost.n_rows},
+                            {"copied_gbs", cost.copied_gbs},
+                            {"stages", std::move(stages)},
+                            {"cpu", cpu_},
+                            {"library", ds41_version()}});
+        return;
+    }
+    begin_table("step times", cost.name);
+    std::printf(", backend %s, copies at %.0f GB/s\n  %-16s %10s %10s %10s\n", cost.backend.c_str(), cost.copied_gbs,
+                "", "us", "floor us", "ratio");
+    for (const StageCost &stage : rows)
+        std::printf("  %-16s %10.2f %10.2f %10.2f\n", stage.stage.c_str(), stage.microseconds, floor(stage),
+                    stage.microseconds / floor(stage));
     std::fflush(stdout);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "harness.h"
+#include "step_cost.h"
 
 #include <nlohmann/json.hpp>
 
@@ -15,6 +16,9 @@ public:
     explicit Report(bool json);
 
     void add(const Case &compared, const std::vector<Result> &results);
+    void add(const StepCost &cost);
+    /// Of a GPU: the time of each stage beside that of a copy which reads and writes as many bytes as it has to.
+    void add_times(const StepCost &cost);
 
     /// A case that could not be measured here, and why; no failure.
     void skip(const std::string &mode, const std::string &name, const std::string &reason);

@@ -48,6 +48,22 @@ TEST_CASE("options come in any place, with their value after a space or an equal
     CHECK(parse({"load", "file", "--layers", "5"}).n_layers == 1);
 }
 
+TEST_CASE("mode step takes lists") {
+    const Options defaults = parse({"step"});
+    CHECK(defaults.formats == std::vector<std::string>{"bf16", "fp8", "q2_k"});
+    CHECK(defaults.contexts == std::vector<int64_t>{4096, 65536});
+    CHECK(defaults.rows == 1);
+    CHECK(defaults.scale == 1);
+    const Options options = parse({"step", "--formats", "q2_k,bf16", "--contexts=2,3K,1024K,1048576", "--rows", "4",
+                                   "--scale", "8", "--layers", "20-24", "--backend", "sim"});
+    CHECK(options.formats == std::vector<std::string>{"q2_k", "bf16"});
+    CHECK(options.contexts == std::vector<int64_t>{2, 3072, 1048576, 1048576});
+    CHECK(options.rows == 4);
+    CHECK(options.scale == 8);
+    CHECK(options.first_layer == 20);
+    CHECK(options.n_layers == 5);
+}
+
 TEST_CASE("--help and --version need nothing else") {
     CHECK(parse({"--help"}).help);
     CHECK(parse({"-h"}).help);
@@ -86,6 +102,21 @@ TEST_CASE("a wrong command line is refused with a sentence that shows what is wr
         {{"load", "a", "--layers", "1-"}, "--layers is '1-'"},
         {{"load", "a", "--layers", "1-2-3"}, "--layers is '1-2-3'"},
         {{"load", "a", "--layers", "2147483647"}, "--layers is '2147483647'"},
+        {{"step", "file"}, "takes no argument 'file'"},
+        {{"load", "a", "--formats", "bf16"}, "mode load takes no option --formats"},
+        {{"read", "--contexts", "4K"}, "mode read takes no option --contexts"},
+        {{"step", "--formats", "bf16,q4_k"}, "--formats has 'q4_k', need some of bf16, fp8, q2_k"},
+        {{"step", "--formats", "bf16,"}, "--formats is 'bf16,', need values between commas"},
+        {{"step", "--formats", ""}, "--formats is ''"},
+        {{"step", "--contexts", "1"}, "--contexts is '1', need counts from 2 to 1048576"},
+        {{"step", "--contexts", "0K"}, "--contexts is '0'"},
+        {{"step", "--contexts", "K"}, "--contexts is ''"},
+        {{"step", "--contexts", "4k"}, "--contexts is '4k'"},
+        {{"step", "--contexts", "1025K"}, "--contexts is '1025'"},
+        {{"step", "--contexts", "4096,,2"}, "--contexts is '4096,,2'"},
+        {{"step", "--rows", "0"}, "--rows is '0'"},
+        {{"step", "--rows", "1025"}, "--rows is '1025'"},
+        {{"step", "--scale", "0"}, "--scale is '0'"},
     };
     for (const Row &row : rows) {
         std::string message;
