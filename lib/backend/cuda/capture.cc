@@ -31,9 +31,11 @@ void CudaStages::begin_capture(bool by_caller) {
                    ? "the stream is captured already, need ds41_graph_begin() before the capture begins"
                    : "the stream is captured already by its owner, need DS41_GRAPH_EXTERNAL and ds41_graph_begin() "
                      "before that capture begins");
-    captures_ = captures_of_this_thread();
-    if (!by_caller) check_device(device_, device_.begin_capture(stream_), "beginning a capture");
-    ++*captures_;
+    capturing_thread_ = begin_thread_capture();
+    if (const int error = by_caller ? 0 : device_.begin_capture(stream_)) {
+        end_thread_capture(capturing_thread_);
+        check_device(device_, error, "beginning a capture");
+    }
     capture_ = by_caller ? Capture::kCallers : Capture::kOurs;
 }
 
@@ -60,8 +62,7 @@ void CudaStages::abandon_capture() noexcept {
 
 void CudaStages::leave_capture() noexcept {
     capture_ = Capture::kNone;
-    --*captures_;
-    captures_.reset();
+    end_thread_capture(capturing_thread_);
 }
 
 void CudaStages::launch(const StageGraph &graph) {

@@ -3,9 +3,12 @@
 
 #include "error.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <new>
 #include <vector>
@@ -69,32 +72,67 @@ void check_device(const DeviceFunctions &device, int error, const char *doing) {
     throw Error(DS41_STATUS_DEVICE_ERROR, "%s: %s", doing, device.describe(error));
 }
 
-std::shared_ptr<std::atomic<int>> captures_of_this_thread() {
-    thread_local const auto captures = std::make_shared<std::atomic<int>>(0);
-    return captures;
-}
-
 namespace {
 
 struct Deferred {
     const DeviceFunctions *device;
     void *data;
+    std::thread::id thread;
 };
-std::mutex deferred_mutex;
-std::vector<Deferred> deferred;
+
+struct Captures {
+    std::atomic<int> n{0}; // of all threads
+    std::mutex mutex;
+    std::map<std::thread::id, int> by_thread;
+    std::vector<Deferred> deferred;
+};
+
+// Never destroyed: a caller's static objects free memory when the process ends.
+Captures &captures() {
+    static Captures *const all = new Captures;
+    return *all;
+}
+
+bool this_thread_captures() {
+    Captures &all = captures();
+    if (all.n == 0) return false;
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    return all.by_thread.count(std::this_thread::get_id()) > 0;
+}
 
 void check_not_capturing(const char *doing) {
-    DS41_CHECK(*captures_of_this_thread() == 0, DS41_STATUS_WRONG_ORDER,
+    DS41_CHECK(!this_thread_captures(), DS41_STATUS_WRONG_ORDER,
                "%s device memory while this thread captures a graph, need ds41_graph_end() first", doing);
 }
 
 } // namespace
 
+std::thread::id begin_thread_capture() {
+    Captures &all = captures();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    ++all.by_thread[std::this_thread::get_id()];
+    ++all.n;
+    return std::this_thread::get_id();
+}
+
+void end_thread_capture(std::thread::id thread) noexcept {
+    Captures &all = captures();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    const auto found = all.by_thread.find(thread);
+    if (found == all.by_thread.end()) return;
+    if (--found->second == 0) all.by_thread.erase(found);
+    --all.n;
+}
+
 void release_deferred() noexcept {
-    if (*captures_of_this_thread() > 0) return;
-    const std::lock_guard<std::mutex> lock(deferred_mutex);
-    for (const Deferred &memory : deferred) memory.device->release(memory.data);
-    deferred.clear();
+    Captures &all = captures();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    const auto is_over = [&](const Deferred &memory) {
+        if (all.by_thread.count(memory.thread) > 0) return false;
+        memory.device->release(memory.data);
+        return true;
+    };
+    all.deferred.erase(std::remove_if(all.deferred.begin(), all.deferred.end(), is_over), all.deferred.end());
 }
 
 void *DeviceMemory::allocate(std::size_t n_bytes) const {
@@ -105,10 +143,11 @@ void *DeviceMemory::allocate(std::size_t n_bytes) const {
 }
 
 void DeviceMemory::release(void *data) const noexcept {
-    if (*captures_of_this_thread() > 0) {
+    if (this_thread_captures()) {
         try {
-            const std::lock_guard<std::mutex> lock(deferred_mutex);
-            deferred.push_back({plugin_.functions(), data});
+            Captures &all = captures();
+            const std::lock_guard<std::mutex> lock(all.mutex);
+            all.deferred.push_back({plugin_.functions(), data, std::this_thread::get_id()});
         } catch (const std::bad_alloc &) { // lost rather than the capture
         }
         return;

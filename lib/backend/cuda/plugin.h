@@ -4,9 +4,8 @@
 #include "backend/cuda/device.h"
 #include "backend/memory.h"
 
-#include <atomic>
-#include <memory>
 #include <string>
+#include <thread>
 
 namespace ds41 {
 
@@ -30,9 +29,11 @@ const DevicePlugin &sim_plugin() noexcept;  // libds41-sim: the same backend on 
 // Throws std::bad_alloc or DEVICE_ERROR with `doing` and the device's sentence for an error that is not 0.
 void check_device(const DeviceFunctions &device, int error, const char *doing);
 
-// How many streams the calling thread captures. While it does, CUDA takes allocations and copies by that thread for
-// mistakes, so they are refused before they reach it, and memory is freed afterwards.
-std::shared_ptr<std::atomic<int>> captures_of_this_thread();
+// Between these two the calling thread captures a stream. CUDA then takes allocations and copies by that thread for
+// mistakes, so they are refused before they reach it, and memory is freed when the thread captures nothing any more.
+// The end may come on another thread.
+std::thread::id begin_thread_capture();
+void end_thread_capture(std::thread::id thread) noexcept;
 void release_deferred() noexcept;
 
 class DeviceMemory final : public Memory {

@@ -9,9 +9,9 @@
 #include "rows/params.h"
 
 #include <array>
-#include <atomic>
 #include <memory>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -210,7 +210,7 @@ private:
     Place prefill_;
     std::array<Place, 31> decode_; // by the logarithm of their slots
     enum class Capture { kNone, kOurs, kCallers } capture_ = Capture::kNone;
-    std::shared_ptr<std::atomic<int>> captures_; // of the thread that began it
+    std::thread::id capturing_thread_;
     void leave_capture() noexcept;
     std::array<Staging, kStagings> stagings_;
     std::size_t next_staging_ = 0;
