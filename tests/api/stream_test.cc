@@ -10,7 +10,7 @@ using namespace api_test;
 namespace {
 
 const ds41::DeviceFunctions &device() {
-    return *ds41::sim_plugin().functions();
+    return is_simulated() ? *ds41::sim_plugin().functions() : *ds41::cuda_plugin().functions();
 }
 
 // Two layers over five tokens, then `wait`; what comes out.
