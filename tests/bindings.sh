@@ -16,10 +16,17 @@ cd "$root"
 
 passed=0 failed=0 skipped=0 notes=''
 
-# language NAME PROGRAM PACKAGES COMMAND...: COMMAND ends with "N passed, M failed, K skipped".
+# newer LINE LEAST: whether the first version in a line is LEAST or later.
+newer() {
+    version=$(printf %s "$1" | grep -oE '[0-9]+(\.[0-9]+)+' | head -n 1)
+    [ "$(printf '%s\n%s\n' "$2" "$version" | sort -V | head -n 1)" = "$2" ]
+}
+
+# language NAME PROGRAM LEAST PACKAGES COMMAND...: LEAST is the oldest version that serves, or empty; COMMAND ends with
+# "N passed, M failed, K skipped".
 language() {
-    name=$1 program=$2 packages=$3
-    shift 3
+    name=$1 program=$2 least=$3 packages=$4
+    shift 4
     if ! works "$program" && [ "$(id -u)" = 0 ] && works apt-get; then
         # shellcheck disable=SC2086 # a list of words
         (need_packages $packages) || true
@@ -27,6 +34,11 @@ language() {
     if ! works "$program"; then
         skipped=$((skipped + 1)) notes="$notes
 $name: skipped, there is no $program (Debian: $packages)"
+        return 0
+    fi
+    if [ -n "$least" ] && ! newer "$("$program" --version)" "$least"; then
+        skipped=$((skipped + 1)) notes="$notes
+$name: skipped, $program is older than $least"
         return 0
     fi
     echo "Testing the $name binding; all lines: $folder/$name.log"
@@ -40,17 +52,18 @@ $name: skipped, there is no $program (Debian: $packages)"
     set -- $counts
     passed=$((passed + $1)) failed=$((failed + $3)) skipped=$((skipped + $5))
     [ "$3" = 0 ] || tail -n 60 "$folder/$name.log" >&2
+    reason=$(grep -E '^skipped: ' "$folder/$name.log" | tail -n 1) || reason=''
     notes="$notes
-$name: $counts"
+$name: $counts${reason:+ ($reason)}"
 }
 
 # The wrappers of Python are generated when it is built; those of Rust and Go are compared with what is generated anew.
 works swig || (need_packages swig) || true
 # Python's wheel has the library inside; the installed one is what its outputs are compared with, bit for bit.
-language python python3 'python3 python3-venv' \
+language python python3 3.9 'python3 python3-venv python3-dev' \
     env DS41_LIBRARY="$prefix/lib/libds41.so" sh bindings/python/test.sh "$folder/python"
-language rust cargo 'cargo' env CARGO_TARGET_DIR="$folder/rust" sh bindings/rust/test.sh "$prefix"
-language go go 'golang-go' sh bindings/go/test.sh "$prefix"
+language rust cargo 1.77 'cargo' env CARGO_TARGET_DIR="$folder/rust" sh bindings/rust/test.sh "$prefix"
+language go go '' 'golang-go' sh bindings/go/test.sh "$prefix"
 
 printf '%s\n' "${notes#?}"
 echo "$passed passed, $failed failed, $skipped skipped"

@@ -29,7 +29,7 @@ python=$folder/venv/bin/python
 PATH=$folder/venv/bin:$PATH
 export PATH
 rm -rf "$folder/wheel"
-"$python" -m pip wheel -q --no-deps --no-build-isolation -Cbuild-dir="$folder/build" -w "$folder/wheel" .
+"$python" -m pip wheel -q --no-deps --no-build-isolation --config-settings=build-dir="$folder/build" -w "$folder/wheel" .
 "$python" -m pip install -q --no-deps --force-reinstall "$folder"/wheel/ds41-*.whl
 "$python" -m ds41 info
 

@@ -6,6 +6,7 @@
 #include "step_model.h"
 
 #include "backend/cuda/plugin.h"
+#include "numeric/rows.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -194,10 +195,18 @@ private:
 
     void time(const StepCost &cost, Copies &copies) {
         const bool on_host = backend_.memory().is_host();
-        make_copies(copies, std::min(n_rotated_copies(copies[0]->bytes_of(cost.layer)), kMaxCopies), cost.format);
+        // Long contexts of many rows fill memory: then fewer copies, which no cache holds either.
+        constexpr uint64_t kMostCached = uint64_t{16} << 30;
+        const auto n_tokens = static_cast<uint64_t>(cost.context) * static_cast<uint64_t>(cost.n_rows);
+        const uint64_t cached =
+            2 * n_tokens *
+            (ds41::compressed_row_bytes(config_.head_dim) + ds41::index_key_row_bytes(config_.index_head_dim));
+        const size_t n_copies = std::min({n_rotated_copies(copies[0]->bytes_of(cost.layer)), kMaxCopies,
+                                          std::max<size_t>(2, static_cast<size_t>(kMostCached / cached))});
+        make_copies(copies, n_copies, cost.format);
         std::vector<std::shared_ptr<StepRig>> rigs;
         std::vector<std::span<const std::byte>> matrices;
-        for (size_t i = 0; i < copies.size(); ++i) {
+        for (size_t i = 0; i < n_copies; ++i) {
             rigs.push_back(rig(copies, i, cost.layer, cost.context));
             matrices.push_back(copies[i]->matrices_of(cost.layer));
         }

@@ -276,12 +276,15 @@ void StepRig::fill(Sequence &seq, int layer, uint64_t seed) const {
     std::vector<uint8_t> page;
     const auto fill_rows = [&](const RowsView &view, int64_t n_rows, size_t n_codes, uint8_t keep, uint8_t set,
                                uint8_t scale) {
+        constexpr int64_t kFresh = 64 * kPageRows; // a page of noise serves that many rows: noise is dear
         for (int64_t first = 0; first < n_rows; first += kPageRows) {
             const auto n = static_cast<size_t>(std::min<int64_t>(kPageRows, n_rows - first));
-            page.assign(n * view.row_bytes, scale);
-            for (size_t row = 0; row < n; ++row)
-                noise.fill<uint8_t>(page.data() + row * view.row_bytes, n_codes, keep, set);
-            model_->memory().upload(view.row(first), page.data(), page.size());
+            if (first % kFresh == 0) {
+                page.assign(kPageRows * view.row_bytes, scale);
+                for (size_t row = 0; row < kPageRows; ++row)
+                    noise.fill<uint8_t>(page.data() + row * view.row_bytes, n_codes, keep, set);
+            }
+            model_->memory().upload(view.row(first), page.data(), n * view.row_bytes);
         }
     };
     Sequence::LayerState &state = seq.layer(layer);

@@ -997,9 +997,10 @@ typedef struct ds41_graph ds41_graph;
  * @retval DS41_STATUS_OUT_OF_MEMORY     For selections and scores up to max_seq_len; nothing has changed.
  * @retval DS41_STATUS_DEVICE_ERROR
  *
- * Until the end, on the same thread: ds41_decode_prep(), ds41_layer_prefill(), ds41_ctx_synchronize(), a tap, and
- * whatever allocates or copies device memory are refused with DS41_STATUS_WRONG_ORDER. While recording,
- * ds41_decode_body() leaves it to launches to check that what a layer reads has been published. Since 0.1.
+ * Until the end, ds41_decode_prep(), ds41_layer_prefill(), ds41_ctx_synchronize() and a tap of `ctx`, and whatever
+ * allocates or copies device memory on the same thread, are refused with DS41_STATUS_WRONG_ORDER; what is freed goes
+ * afterwards. While recording, ds41_decode_body() leaves it to launches to check that what a layer reads has been
+ * published. An owner's own capture is in relaxed mode, or its thread does nothing else meanwhile. Since 0.1.
  */
 DS41_API ds41_status ds41_graph_begin(ds41_ctx *ctx, uint32_t flags);
 
@@ -1007,10 +1008,10 @@ DS41_API ds41_status ds41_graph_begin(ds41_ctx *ctx, uint32_t flags);
  * End the capture that was begun on `ctx`, on the thread that began it.
  *
  * @param graph  Receives the handle; destroy it with ds41_graph_destroy(). Untouched when an error is returned.
- * @retval DS41_STATUS_WRONG_ORDER    No capture, or one without a layer; with DS41_GRAPH_EXTERNAL, the stream is still
- *                                    being captured, and the capture goes on.
- * @retval DS41_STATUS_DEVICE_ERROR, DS41_STATUS_OUT_OF_MEMORY  The capture is given up, as with the one that has no
- *                                    layer.
+ * @retval DS41_STATUS_WRONG_ORDER    No capture; one without a layer, or in which a layer failed, which is given up;
+ *                                    with DS41_GRAPH_EXTERNAL, the stream is still being captured, and the capture
+ *                                    goes on.
+ * @retval DS41_STATUS_DEVICE_ERROR, DS41_STATUS_OUT_OF_MEMORY  The capture is given up.
  * Since 0.1.
  */
 DS41_API ds41_status ds41_graph_end(ds41_ctx *ctx, ds41_graph **graph);
@@ -1020,8 +1021,8 @@ DS41_API ds41_status ds41_graph_end(ds41_ctx *ctx, ds41_graph **graph);
  * of `out` behind them become zeros, and nothing else is written for them.
  *
  * @retval DS41_STATUS_INVALID_SHAPE     The step has more rows than the graph.
- * @retval DS41_STATUS_INVALID_ARGUMENT  The graph is stale: x or out of a layer is no device memory any more. Capture
- *                                       it again.
+ * @retval DS41_STATUS_INVALID_ARGUMENT  The graph is stale: the memory of x or out of a layer was freed. Capture it
+ *                                       again.
  * @retval DS41_STATUS_WRONG_ORDER       As ds41_decode_body() for any of its layers; a tap is set; a capture is going
  *                                       on; the context was destroyed; the graph is stale: a selection that it takes
  *                                       from a layer outside of it lies elsewhere since a larger step ran.

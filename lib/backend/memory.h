@@ -19,8 +19,8 @@ public:
     virtual bool is_host() const noexcept = 0;
     // Whether all of it is this memory, as far as that can be told.
     virtual bool owns(const void *, std::size_t) const noexcept { return true; }
-    // Where the allocation begins that an address lies in; the address itself where that cannot be told.
-    virtual const void *allocation_of(const void *data) const noexcept { return data; }
+    // The number of the allocation that an address lies in, which no other gets; 0 where that cannot be told.
+    virtual std::uint64_t allocation_id(const void *) const noexcept { return 0; }
 
     static constexpr std::size_t kAlignment = 64; // a cache line, and the widest vector of today's CPUs
 

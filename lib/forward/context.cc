@@ -150,6 +150,7 @@ void Context::prefill(int layer, const std::shared_ptr<Sequence> &seq, const ds4
 void Context::prep(std::vector<Span> spans) {
     const Config &config = model_->config();
     check_not_capturing();
+    free_retired();
     Step step = Step::plan(*model_, Step::Kind::kDecode, std::move(spans), 0, widths_for());
     const auto stands_at = [&](const Span &span, int layer) {
         return model_->has_layer(layer) && span.seq->layer(layer).position == span.start_pos;

@@ -31,6 +31,7 @@ public:
     void launch(const Graph &graph);
     // Free a graph once what it has enqueued is done.
     void retire(std::unique_ptr<Graph> graph) noexcept;
+    void free_retired() noexcept;
     ~Context();
 
     void set_tap(Tap tap);

@@ -34,6 +34,8 @@ void Graph::check_selection(const Config &config, const Step &step) const {
 
 Context::~Context() {
     if (recording_) stages_->abandon_capture();
+    recording_.reset();
+    free_retired();
 }
 
 const char *Context::why_not_capturable(int layer) const {
@@ -74,13 +76,12 @@ void Context::begin_graph(bool by_caller) {
                "layer %d of the step has run, need a step of which none has", step_.progress.last_layer);
 
     // The capture has room for any position, so that it serves all of them; the step in flight gets it as well.
-    has_fixed_widths_ = true;
-    Step step = Step::plan(*model_, Step::Kind::kDecode, step_.spans, 0, widths_for());
+    Step step = Step::plan(*model_, Step::Kind::kDecode, step_.spans, 0, config.max_seq_len), recorded = step;
     Workspace grown = workspace_.grown_for(config, model_->memory(), step.sizes);
     stages_->prepare(config, step.sizes.stages);
     upload(step, layers_, stages_->n_slots());
     workspace_.adopt(std::move(grown));
-    step_ = step;
+    step_ = std::move(step);
 
     auto graph = std::make_unique<Graph>();
     graph->n_tokens = step_.sizes.n_tokens;
@@ -89,9 +90,10 @@ void Context::begin_graph(bool by_caller) {
                         step_.sizes.n_group_slots, step_.sizes.n_block_slots};
     for (int i = 0; i < Workspace::kBufferCount; ++i)
         graph->workspace.push_back(workspace_.share(static_cast<Workspace::Buffer>(i)));
-    step.published = graph->selection;
+    recorded.published = graph->selection;
     stages_->begin_capture(by_caller);
-    recorded_ = std::move(step);
+    has_fixed_widths_ = true;
+    recorded_ = std::move(recorded);
     recording_ = std::move(graph);
 }
 
@@ -102,21 +104,27 @@ void Context::record(int layer, const ds41_tensor &x, const ds41_tensor &out) {
                "the stream of ctx is not being captured: with DS41_GRAPH_EXTERNAL its owner begins that after "
                "ds41_graph_begin()");
     Graph &graph = *recording_;
+    DS41_CHECK(!graph.is_broken, DS41_STATUS_WRONG_ORDER,
+               "the capture is broken: a layer could not be recorded, need ds41_graph_end() and another capture");
     DS41_CHECK(graph.layers.empty() || layer > graph.layers.back(), DS41_STATUS_WRONG_ORDER,
                "layer is %d, need more than %d, the last layer of the graph", layer, graph.layers.back());
     const auto n_bytes =
         static_cast<std::size_t>(graph.n_tokens) * static_cast<std::size_t>(model_->config().dim) * sizeof(Bf16);
     const auto keep = [&](const void *data, const char *name) {
-        const void *const allocation = model_->memory().allocation_of(data);
-        const auto same = [&](const Graph::Rows &rows) { return rows.allocation == allocation; };
+        const std::uint64_t allocation = model_->memory().allocation_id(data);
+        const auto same = [&](const Graph::Rows &rows) {
+            return allocation != 0 ? rows.allocation == allocation : rows.data == data;
+        };
         if (std::none_of(graph.rows.begin(), graph.rows.end(), same))
             graph.rows.push_back({allocation, data, n_bytes, name, layer});
     };
+    graph.is_broken = true; // until all of the layer is there
     keep(x.data, "x");
     keep(out.data, "out");
     graph.layers.push_back(layer);
     run_layer(*model_, *stages_, workspace_, recorded_, layer, static_cast<const Bf16 *>(x.data),
               static_cast<Bf16 *>(out.data), nullptr);
+    graph.is_broken = false;
 }
 
 std::unique_ptr<Graph> Context::end_graph() {
@@ -127,18 +135,18 @@ std::unique_ptr<Graph> Context::end_graph() {
     const std::unique_ptr<Graph> recorded = std::move(recording_);
     std::unique_ptr<Graph> graph;
     try {
+        DS41_CHECK(!recorded->is_broken, DS41_STATUS_WRONG_ORDER,
+                   "a layer of the graph could not be recorded, need another capture");
         DS41_CHECK(!recorded->layers.empty(), DS41_STATUS_WRONG_ORDER,
                    "the graph has no layer: ds41_decode_body() comes between ds41_graph_begin() and ds41_graph_end()");
         graph = std::make_unique<Graph>(std::move(*recorded));
         graph->captured = stages_->end_capture();
     } catch (...) {
         stages_->abandon_capture();
-        for (auto &retired : retired_) retire(std::move(retired));
-        retired_.clear();
+        free_retired();
         throw;
     }
-    for (auto &retired : retired_) retire(std::move(retired));
-    retired_.clear();
+    free_retired();
     return graph;
 }
 
@@ -163,9 +171,10 @@ void Context::launch(const Graph &graph) {
     graph.check_selection(config, step_);
     for (const Graph::Rows &rows : graph.rows)
         DS41_CHECK(
-            model_->memory().owns(rows.data, rows.n_bytes), DS41_STATUS_INVALID_ARGUMENT,
-            "the graph is stale: %s of its layer %d was %zu bytes at %p, which are device memory no longer; need "
-            "it captured again",
+            rows.allocation != 0 ? model_->memory().allocation_id(rows.data) == rows.allocation
+                                 : model_->memory().owns(rows.data, rows.n_bytes),
+            DS41_STATUS_INVALID_ARGUMENT,
+            "the graph is stale: %s of its layer %d was %zu bytes at %p, which have been freed; need it captured again",
             rows.name, rows.layer, rows.n_bytes, rows.data);
 
     graph_slots_ = graph.captured->n_slots();
@@ -187,13 +196,19 @@ void Context::launch(const Graph &graph) {
 
 void Context::retire(std::unique_ptr<Graph> graph) noexcept {
     try {
-        if (recording_) {
-            retired_.push_back(std::move(graph));
-            return;
-        }
-        stages_->synchronize();
-    } catch (...) { // what the device reports is the next call's to tell
+        retired_.push_back(std::move(graph));
+    } catch (const std::bad_alloc &) { // it goes at once, where that can be
     }
+    free_retired();
+}
+
+void Context::free_retired() noexcept {
+    try {
+        if (retired_.empty() || recording_ || stages_->is_capturing()) return;
+        stages_->synchronize();
+    } catch (const std::exception &) { // what the device reports is the next call's to tell
+    }
+    retired_.clear();
 }
 
 } // namespace ds41

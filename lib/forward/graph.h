@@ -12,7 +12,7 @@ namespace ds41 {
 struct Graph {
     // Rows that the caller handed over, of each allocation some: asking about memory costs a launch time.
     struct Rows {
-        const void *allocation;
+        std::uint64_t allocation; // its number; 0: unknown
         const void *data;
         std::size_t n_bytes;
         const char *name; // of the argument
@@ -26,6 +26,7 @@ struct Graph {
     std::unique_ptr<StageGraph> captured; // keeps the backend's memory
     std::vector<std::shared_ptr<const Block>> workspace;
     bool by_caller = false;
+    bool is_broken = false; // a layer could not be recorded
 
     // Throws WRONG_ORDER where the step's selections lie elsewhere than the layers of the graph look for them.
     void check_selection(const Config &config, const Step &step) const;

@@ -18,13 +18,16 @@ public:
     // Pages for the first n_rows rows. On failure the pages that were there, and some new ones, stay.
     void reserve(std::int64_t n_rows) {
         const std::size_t n_pages = page_count(n_rows);
-        blocks_.reserve(n_pages);
-        table_.reserve(n_pages);
+        if (!memory_->is_host() && n_pages > 0) make_device_table();
+        if (n_pages > blocks_.capacity()) {
+            const std::size_t room = std::max(n_pages, 2 * blocks_.capacity());
+            blocks_.reserve(room);
+            table_.reserve(room);
+        }
         while (blocks_.size() < n_pages) {
             blocks_.emplace_back(*memory_, page_bytes(blocks_.size()));
             table_.push_back(blocks_.back().as<std::uint8_t>());
         }
-        if (!memory_->is_host()) grow_device_table();
     }
 
     // Entries that the device's table lacks; whoever brings them there says so.
@@ -52,21 +55,12 @@ public:
     }
 
 private:
-    // Room in the device's copy of the table: entries that steps in flight read stay as they are. It seldom moves.
-    void grow_device_table() {
-        const std::size_t n_bytes = table_.size() * sizeof table_[0];
-        if (n_bytes <= device_table_.n_bytes()) return;
-        constexpr std::size_t kEntries = 64;
-        const std::size_t wanted = std::max(4 * n_bytes, kEntries * sizeof table_[0]);
-        const std::size_t most = page_count(max_rows_) * sizeof table_[0];
-        device_table_ = Block(*memory_, std::max(n_bytes, std::min(wanted, most)));
-        n_written_ = 0;
+    // With room for all rows at once (128 KiB for a million): steps in flight, and graphs, read it where it is.
+    void make_device_table() {
+        if (device_table_.n_bytes() == 0) device_table_ = Block(*memory_, page_count(max_rows_) * sizeof table_[0]);
     }
 
-    // Pages that the device's table has room for: fewer than there are when it could not grow.
-    std::size_t n_device_pages() const {
-        return std::min(table_.size(), device_table_.n_bytes() / sizeof(std::uint8_t *));
-    }
+    std::size_t n_device_pages() const { return device_table_.n_bytes() > 0 ? table_.size() : 0; }
 
     static std::size_t page_count(std::int64_t n_rows) {
         return static_cast<std::size_t>((n_rows + kPageRows - 1) / kPageRows);

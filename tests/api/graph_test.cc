@@ -2,6 +2,7 @@
 // capture leaves alone; what is refused. Needs the insides for the stream of a caller and for the simulated device's
 // counts.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "failing_alloc.h"
 #include "support.h"
 
 #include "backend/cuda/plugin.h"
@@ -335,7 +336,21 @@ TEST_CASE("a graph outlives growth: of workspaces by longer prompts and larger s
     must(ds41_seq_reserve(seq.get(), 6000));
     CHECK(ds41_seq_get_bytes(seq.get()) > before);
     for (int32_t at = 11; at < 20; ++at) run(at);
-    check_same(record, eager(model, kTapeA, 20), model.config);
+    // Also between the two halves of a step, with a graph and without.
+    for (const int32_t n_positions : {6500, 8000}) {
+        const std::vector<SpanRun> spans = {{seq.get(), kTapeA, n_positions == 6500 ? 20 : 21, 1, &record}};
+        rows.put(spans);
+        prep(ctx.get(), spans);
+        must(ds41_seq_reserve(seq.get(), n_positions));
+        if (n_positions == 6500) {
+            must(ds41_graph_launch(graph.get()));
+        } else {
+            for (const int32_t layer : layers) must(body(ctx.get(), rows, layer));
+        }
+        must(ds41_ctx_synchronize(ctx.get()));
+        rows.take(spans, layers);
+    }
+    check_same(record, eager(model, kTapeA, 22), model.config);
 }
 
 TEST_CASE("a selection that lies elsewhere makes a graph stale, and it can be captured again") {
@@ -395,6 +410,12 @@ TEST_CASE("rows that were freed make a graph stale") {
     out.reset();
     check_refused(ds41_graph_launch(graph.get()), {DS41_STATUS_INVALID_ARGUMENT}, "ds41_graph_launch",
                   {"stale", "out of its layer 0", "captured again"});
+    { // Other memory at the same place is other memory.
+        must(ds41_buffer_create(&buffer, scene.model.get(), n_bytes));
+        const Buffer other(buffer);
+        check_refused(ds41_graph_launch(graph.get()), {DS41_STATUS_INVALID_ARGUMENT}, "ds41_graph_launch",
+                      {"stale", "out of its layer 0", "freed"});
+    }
     x.reset();
     check_refused(ds41_graph_launch(graph.get()), {DS41_STATUS_INVALID_ARGUMENT}, "ds41_graph_launch",
                   {"stale", "x of its layer 0", "captured again"});
@@ -443,6 +464,44 @@ TEST_CASE("while a graph is captured nothing else runs, waits, allocates or copi
     ds41_graph *graph = nullptr;
     must(ds41_graph_end(ctx, &graph));
     const Graph captured(graph);
+    CHECK(positions(scene.seq.get(), scene.model) == std::vector<int64_t>(scene.layers.size(), 3));
+    scene.check_goes_on();
+}
+
+TEST_CASE("memory that runs out breaks a capture, and nothing else") {
+    Captured scene;
+    ds41_ctx *const ctx = scene.ctx.get();
+    int64_t n = 0;
+    for (bool goes_on = true; goes_on; ++n) { // the n-th allocation of begin is refused
+        ds41_status status;
+        {
+            const AllocationScope scope(n);
+            status = ds41_graph_begin(ctx, 0);
+        }
+        goes_on = status != DS41_STATUS_OK;
+        if (goes_on) check_refused(status, {DS41_STATUS_OUT_OF_MEMORY}, "ds41_graph_begin", {"memory"});
+    }
+    CHECK(n > 3);
+    n = 0;
+    ds41_graph *graph = nullptr;
+    for (bool goes_on = true; goes_on; ++n) { // that of a layer
+        CAPTURE(n);
+        ds41_status status;
+        {
+            const AllocationScope scope(n);
+            status = body(ctx, scene.rows, 2);
+        }
+        goes_on = status != DS41_STATUS_OK;
+        if (!goes_on) break;
+        check_refused(status, {DS41_STATUS_OUT_OF_MEMORY}, "ds41_decode_body", {"memory"});
+        check_refused(body(ctx, scene.rows, 3), {kOrder}, "ds41_decode_body", {"broken", "ds41_graph_end"});
+        check_refused(ds41_graph_end(ctx, &graph), {kOrder}, "ds41_graph_end", {"layer", "could not be recorded"});
+        CHECK(graph == nullptr);
+        must(ds41_graph_begin(ctx, 0));
+    }
+    CHECK(n > 10);
+    must(ds41_graph_end(ctx, &graph));
+    const Graph source(graph);
     CHECK(positions(scene.seq.get(), scene.model) == std::vector<int64_t>(scene.layers.size(), 3));
     scene.check_goes_on();
 }
@@ -556,6 +615,29 @@ TEST_CASE("what cannot be captured says so") {
                   {"reference", "graphs"});
 }
 
+TEST_CASE("other contexts of the thread go on while one is captured") {
+    Captured scene;
+    const Ctx other = new_ctx(scene.model.get());
+    const Seq seq = new_seq(scene.model.get());
+    Record record;
+    start(scene.model, other.get(), seq.get(), kTapeB, 5, &record); // its memory is there
+    must(ds41_seq_reserve(seq.get(), 10));
+    StepRows rows(scene.model, 1);
+    const std::vector<SpanRun> spans = {{seq.get(), kTapeB, 5, 1, &record}};
+    rows.put(spans);
+    must(ds41_graph_begin(scene.ctx.get(), 0));
+    must(body(scene.ctx.get(), scene.rows, 0));
+    prep(other.get(), spans);
+    for (const int32_t layer : scene.layers) must(body(other.get(), rows, layer));
+    must(ds41_ctx_synchronize(other.get()));
+    ds41_graph *graph = nullptr;
+    must(ds41_graph_end(scene.ctx.get(), &graph));
+    const Graph captured(graph);
+    rows.take(spans, scene.layers);
+    check_same(record, eager(scene.model, kTapeB, 6), scene.model.config);
+    scene.check_goes_on();
+}
+
 TEST_CASE("objects may go in any order, in the middle of a capture too") {
     Captured scene;
     must(ds41_graph_begin(scene.ctx.get(), 0));
@@ -596,6 +678,8 @@ TEST_CASE("the owner of a stream captures layers together with work of its own")
         const auto n_bytes = static_cast<size_t>(model.config.dim) * 2;
         prep(ctx.get(), {{seq.get(), kTapeA, 0, 1, nullptr}});
 
+        Graph other = capture(ctx.get(), rows, {0});
+        Graph another = capture(ctx.get(), rows, {0});
         // Without a word nothing may be captured, and nothing is touched by the attempt.
         REQUIRE(device().begin_capture(stream) == 0);
         const ds41_span span = {seq.get(), 0, 1, 0};
@@ -606,6 +690,7 @@ TEST_CASE("the owner of a stream captures layers together with work of its own")
         for (const uint32_t flags : {0u, DS41_GRAPH_EXTERNAL})
             check_refused(ds41_graph_begin(ctx.get(), flags), {kOrder}, "ds41_graph_begin",
                           {"captured already", "ds41_graph_begin"});
+        another.reset(); // waits as well
         ds41::DeviceGraph nothing = nullptr;
         REQUIRE(device().end_capture(stream, &nothing) == 0);
         device().destroy_graph(nothing);
@@ -617,6 +702,7 @@ TEST_CASE("the owner of a stream captures layers together with work of its own")
             REQUIRE(device().copy(stream, rows.x(layer).data, inputs.at(layer * model.config.dim), n_bytes) == 0);
             must(body(ctx.get(), rows, layer));
         }
+        other.reset(); // waits for the end of the capture
         ds41_graph *graph_handle = nullptr;
         check_refused(ds41_graph_end(ctx.get(), &graph_handle), {kOrder}, "ds41_graph_end", {"still being captured"});
         ds41::DeviceGraph owners = nullptr;

@@ -62,6 +62,15 @@ TEST_CASE("an index that is none") {
     refuse_index(R"({"weight_map":{"a":"b","a":"c"}})", "tensor \"a\" twice");
 }
 
+TEST_CASE("an index that is cut off, at every byte") {
+    const std::string whole = R"({"metadata":{"total_size":3},"weight_map":{"a\u00e9":"x.safetensors","b":"y"}})";
+    CHECK(parse_safetensors_index(whole).size() == 2);
+    for (std::size_t n = 0; n < whole.size(); ++n) {
+        CAPTURE(n);
+        refuse_index(whole.substr(0, n).c_str(), "not valid JSON");
+    }
+}
+
 TEST_CASE("an index does not lead out of its folder") {
     for (const char *name : {"../x", "/etc/passwd", "a/b", "..", ".", "", "a\\u0000b"})
         refuse_index((std::string(R"({"weight_map":{"t":")") + name + "\"}}").c_str(), "same folder");

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import platform
 import re
@@ -53,11 +54,28 @@ def _n_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _nvidia_devices() -> str:
+    """What the driver itself says, whether or not the backend can use it."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        count, name = ctypes.c_int(), ctypes.create_string_buffer(128)
+        if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
+            return "none"
+        names = []
+        for index in range(count.value):
+            known = driver.cuDeviceGetName(name, len(name), index) == 0
+            names.append(name.value.decode(errors="replace") if known else f"number {index}")
+        return ", ".join(names)
+    except (OSError, AttributeError):
+        return "none, and no driver"
+
+
 def info() -> List[str]:
     lines = [
         f"libds41 {ds41.version()}, package {ds41.__version__}, Python {platform.python_version()}",
         f"host: {platform.machine()}, {_n_cpus()} CPUs for this process",
     ]
+    lines.append(f"NVIDIA devices: {_nvidia_devices()}")
     lines += [f"backend {name}: {_describe_backend(name)}" for name in ds41.backends()]
     with ds41.Model(_tiny_config()) as model:
         lines.append(f"chosen by default: {model.backend}")

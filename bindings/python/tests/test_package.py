@@ -62,6 +62,7 @@ def test_info_tells_what_there_is():
     done = python("-m", "ds41", "info")
     assert done.returncode == 0, done.stderr
     assert f"libds41 {ds41.version()}" in done.stdout and "CPUs" in done.stdout
+    assert re.search(r"^NVIDIA devices: \S.*$", done.stdout, flags=re.M)
     for name in ds41.backends():
         assert re.search(rf"backend {name}: (runs here|does not run here: .+)", done.stdout)
     assert re.search(r"^backend cpu: runs here, instruction sets .*EMU128$", done.stdout, flags=re.M)

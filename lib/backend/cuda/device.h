@@ -89,8 +89,8 @@ struct DeviceFunctions {
     void (*release_pinned)(void *data);
     // 1 where all n_bytes are memory of the device.
     int (*owns)(const void *data, std::size_t n_bytes);
-    // Where the allocation that `data` lies in begins; `data` itself where that cannot be told.
-    const void *(*allocation_of)(const void *data);
+    // The number of the allocation that `data` lies in, which no other gets; 0 where there is none, or no telling.
+    std::uint64_t (*allocation_id)(const void *data);
     // Wait until they are done; what streams do meanwhile is not waited for.
     int (*upload_now)(void *target, const void *source, std::size_t n_bytes);
     int (*download_now)(void *target, const void *source, std::size_t n_bytes);

@@ -171,8 +171,8 @@ bool DeviceMemory::owns(const void *data, std::size_t n_bytes) const noexcept {
     return plugin_.functions()->owns(data, n_bytes) != 0;
 }
 
-const void *DeviceMemory::allocation_of(const void *data) const noexcept {
-    return plugin_.functions()->allocation_of(data);
+std::uint64_t DeviceMemory::allocation_id(const void *data) const noexcept {
+    return plugin_.functions()->allocation_id(data);
 }
 
 const Memory &cuda_memory() noexcept {

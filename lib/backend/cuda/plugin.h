@@ -46,7 +46,7 @@ public:
     void download(void *target, const void *source, std::size_t n_bytes) const override;
     bool is_host() const noexcept override { return false; }
     bool owns(const void *data, std::size_t n_bytes) const noexcept override;
-    const void *allocation_of(const void *data) const noexcept override;
+    std::uint64_t allocation_id(const void *data) const noexcept override;
 
 private:
     const DevicePlugin &plugin_;

@@ -40,7 +40,9 @@ CudaStages::CudaStages(const DeviceFunctions &device, const Memory &memory, cons
 }
 
 CudaStages::~CudaStages() {
-    if (stream_) device_.synchronize(stream_); // what is enqueued reads the buffers that go
+    int capturing = 0; // by the stream's owner: waiting would break that
+    if (stream_ && device_.is_capturing(stream_, &capturing) == 0 && !capturing)
+        device_.synchronize(stream_); // what is enqueued reads the buffers that go
     for (Staging &staging : stagings_) {
         if (staging.event) device_.destroy_event(staging.event);
         if (staging.pinned) device_.release_pinned(staging.pinned);
@@ -324,6 +326,15 @@ void CudaStages::upload_step(const StepUpload &upload) {
     }
     Staging *const staging = begin < end ? &free_staging(end - begin) : nullptr;
 
+    // Then the device, and only what it has taken is remembered.
+    write_pages(upload);
+    if (staging) {
+        auto *const target = (grown.n_bytes() > 0 ? grown : place.block).as<unsigned char>() + begin;
+        std::memcpy(staging->pinned, next_.data() + begin, end - begin);
+        check_device(device_, device_.upload(stream_, target, staging->pinned, end - begin), "uploading a step");
+        staging->in_flight = true;
+        check_device(device_, device_.record_event(staging->event, stream_), "recording an event");
+    }
     layout_ = std::move(layout);
     place_ = &place;
     if (grown.n_bytes() > 0) {
@@ -331,15 +342,7 @@ void CudaStages::upload_step(const StepUpload &upload) {
         place.uploaded.clear();
     }
     if (place.uploaded.size() < n_bytes) place.uploaded.resize(n_bytes);
-    write_pages(upload);
-    if (!staging) return;
     std::memcpy(place.uploaded.data() + begin, next_.data() + begin, end - begin);
-    std::memcpy(staging->pinned, next_.data() + begin, end - begin);
-    check_device(device_,
-                 device_.upload(stream_, place.block.as<unsigned char>() + begin, staging->pinned, end - begin),
-                 "uploading a step");
-    check_device(device_, device_.record_event(staging->event, stream_), "recording an event");
-    staging->in_flight = true;
 }
 
 std::unique_ptr<Stages> create_cuda_stages(const StageOptions &options) {

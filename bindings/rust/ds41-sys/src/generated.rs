@@ -1258,20 +1258,20 @@ extern "C" {
     /// - [`DS41_STATUS_OUT_OF_MEMORY`]: For selections and scores up to max_seq_len; nothing has changed.
     /// - [`DS41_STATUS_DEVICE_ERROR`]
     ///
-    /// Until the end, on the same thread: [`ds41_decode_prep`], [`ds41_layer_prefill`], [`ds41_ctx_synchronize`],
-    /// a tap, and whatever allocates or copies device memory are refused with [`DS41_STATUS_WRONG_ORDER`]. While
-    /// recording, [`ds41_decode_body`] leaves it to launches to check that what a layer reads has been published.
-    /// Since 0.1.
+    /// Until the end, [`ds41_decode_prep`], [`ds41_layer_prefill`], [`ds41_ctx_synchronize`] and a tap of `ctx`,
+    /// and whatever allocates or copies device memory on the same thread, are refused with
+    /// [`DS41_STATUS_WRONG_ORDER`]; what is freed goes afterwards. While recording, [`ds41_decode_body`] leaves
+    /// it to launches to check that what a layer reads has been published. An owner's own capture is in relaxed
+    /// mode, or its thread does nothing else meanwhile. Since 0.1.
     pub fn ds41_graph_begin(ctx: *mut ds41_ctx, flags: u32) -> ds41_status;
 
     /// End the capture that was begun on `ctx`, on the thread that began it.
     ///
     /// - `graph`: Receives the handle; destroy it with [`ds41_graph_destroy`]. Untouched when an error is
     ///   returned.
-    /// - [`DS41_STATUS_WRONG_ORDER`]: No capture, or one without a layer; with [`DS41_GRAPH_EXTERNAL`], the
-    ///   stream is still being captured, and the capture goes on.
-    /// - [`DS41_STATUS_DEVICE_ERROR`], [`DS41_STATUS_OUT_OF_MEMORY`]: The capture is given up, as with the one
-    ///   that has no layer.
+    /// - [`DS41_STATUS_WRONG_ORDER`]: No capture; one without a layer, or in which a layer failed, which is given
+    ///   up; with [`DS41_GRAPH_EXTERNAL`], the stream is still being captured, and the capture goes on.
+    /// - [`DS41_STATUS_DEVICE_ERROR`], [`DS41_STATUS_OUT_OF_MEMORY`]: The capture is given up.
     ///
     /// Since 0.1.
     pub fn ds41_graph_end(ctx: *mut ds41_ctx, graph: *mut *mut ds41_graph) -> ds41_status;
@@ -1280,7 +1280,7 @@ extern "C" {
     /// the rows of `out` behind them become zeros, and nothing else is written for them.
     ///
     /// - [`DS41_STATUS_INVALID_SHAPE`]: The step has more rows than the graph.
-    /// - [`DS41_STATUS_INVALID_ARGUMENT`]: The graph is stale: x or out of a layer is no device memory any more.
+    /// - [`DS41_STATUS_INVALID_ARGUMENT`]: The graph is stale: the memory of x or out of a layer was freed.
     ///   Capture it again.
     /// - [`DS41_STATUS_WRONG_ORDER`]: As [`ds41_decode_body`] for any of its layers; a tap is set; a capture is
     ///   going on; the context was destroyed; the graph is stale: a selection that it takes from a layer outside

@@ -32,6 +32,22 @@ const char *describe(int error) {
     return sentence;
 }
 
+// Device 0 for the calls of a scope, and the caller's again behind it.
+class OnDevice {
+public:
+    OnDevice() {
+        if (cudaGetDevice(&callers_) == cudaSuccess && callers_ != 0) cudaSetDevice(0);
+    }
+    ~OnDevice() {
+        if (callers_ != 0) cudaSetDevice(callers_);
+    }
+    OnDevice(const OnDevice &) = delete;
+    OnDevice &operator=(const OnDevice &) = delete;
+
+private:
+    int callers_ = 0;
+};
+
 int is_out_of_memory(int error) {
     return error == cudaErrorMemoryAllocation;
 }
@@ -45,6 +61,7 @@ int open() {
     }
     if (const cudaError_t error = cudaGetDeviceCount(&n_devices)) return error;
     if (n_devices == 0) return cudaErrorNoDevice;
+    const OnDevice on;
     cudaDeviceProp properties{};
     if (const cudaError_t error = cudaGetDeviceProperties(&properties, 0)) return error;
     if (const int error = probe_image()) {
@@ -59,12 +76,14 @@ int open() {
 }
 
 int allocate(void **data, std::size_t n_bytes) {
+    const OnDevice on;
     return cudaMalloc(data, n_bytes);
 }
 void release(void *data) {
     cudaFree(data);
 }
 int allocate_pinned(void **data, std::size_t n_bytes) {
+    const OnDevice on;
     return cudaMallocHost(data, n_bytes);
 }
 void release_pinned(void *data) {
@@ -81,30 +100,41 @@ int owns(const void *data, std::size_t n_bytes) {
     };
     return is_device(data) && (n_bytes == 0 || is_device(static_cast<const char *>(data) + n_bytes - 1));
 }
-const void *allocation_of(const void *data) {
+std::uint64_t allocation_id(const void *data) {
     // The runtime has no call for it; the driver is opened already.
-    using AddressRangeFn = int (*)(unsigned long long *base, std::size_t *n_bytes, unsigned long long address);
-    static const auto address_range = [] {
+    using AttributeFn = int (*)(void *value, int attribute, unsigned long long address);
+    constexpr int kBufferId = 7; // CU_POINTER_ATTRIBUTE_BUFFER_ID
+    static const auto attribute = [] {
         void *function = nullptr;
         cudaDriverEntryPointQueryResult found{};
         constexpr unsigned kVersion = 12000;
         const cudaError_t error =
-            cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &function, kVersion, cudaEnableDefault, &found);
+            cudaGetDriverEntryPointByVersion("cuPointerGetAttribute", &function, kVersion, cudaEnableDefault, &found);
         const bool there = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
-        return there ? reinterpret_cast<AddressRangeFn>(function) : nullptr;
+        return there ? reinterpret_cast<AttributeFn>(function) : nullptr;
     }();
-    unsigned long long base = 0;
-    std::size_t n_bytes = 0;
-    if (!address_range || address_range(&base, &n_bytes, reinterpret_cast<unsigned long long>(data)) != 0) return data;
-    return reinterpret_cast<const void *>(base);
+    unsigned long long id = 0;
+    return attribute && attribute(&id, kBufferId, reinterpret_cast<unsigned long long>(data)) == 0 ? id : 0;
+}
+// A stream of its own: the legacy one would wait for, and break the capture of, a caller's blocking streams.
+cudaStream_t copies() {
+    static cudaStream_t stream = [] {
+        cudaStream_t made = nullptr;
+        return cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking) == cudaSuccess ? made : nullptr;
+    }();
+    return stream; // null, which is the legacy one, where there is none to be had
+}
+int copy_now(void *target, const void *source, std::size_t n_bytes, cudaMemcpyKind kind) {
+    if (const cudaError_t error = cudaMemcpyAsync(target, source, n_bytes, kind, copies())) return error;
+    return cudaStreamSynchronize(copies());
 }
 int upload_now(void *target, const void *source, std::size_t n_bytes) {
-    // From pageable memory the copy itself may come later than the call returns.
-    if (const cudaError_t error = cudaMemcpy(target, source, n_bytes, cudaMemcpyHostToDevice)) return error;
-    return cudaStreamSynchronize(cudaStreamLegacy);
+    const OnDevice on;
+    return copy_now(target, source, n_bytes, cudaMemcpyHostToDevice);
 }
 int download_now(void *target, const void *source, std::size_t n_bytes) {
-    return cudaMemcpy(target, source, n_bytes, cudaMemcpyDeviceToHost);
+    const OnDevice on;
+    return copy_now(target, source, n_bytes, cudaMemcpyDeviceToHost);
 }
 
 cudaStream_t native(DeviceStream stream) {
@@ -115,6 +145,7 @@ cudaEvent_t native_event(DeviceEvent event) {
 }
 
 int create_stream(DeviceStream *stream) {
+    const OnDevice on;
     return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t *>(stream), cudaStreamNonBlocking);
 }
 void destroy_stream(DeviceStream stream) {
@@ -124,12 +155,14 @@ int synchronize(DeviceStream stream) {
     return cudaStreamSynchronize(native(stream));
 }
 int create_event(DeviceEvent *event) {
+    const OnDevice on;
     return cudaEventCreateWithFlags(reinterpret_cast<cudaEvent_t *>(event), cudaEventDisableTiming);
 }
 void destroy_event(DeviceEvent event) {
     cudaEventDestroy(native_event(event));
 }
 int record_event(DeviceEvent event, DeviceStream stream) {
+    const OnDevice on;
     return cudaEventRecord(native_event(event), native(stream));
 }
 int wait_event(DeviceStream stream, DeviceEvent event) {
@@ -146,18 +179,23 @@ int is_event_over(DeviceEvent event, int *over) {
 }
 
 int upload(DeviceStream stream, void *target, const void *source, std::size_t n_bytes) {
+    const OnDevice on;
     return cudaMemcpyAsync(target, source, n_bytes, cudaMemcpyHostToDevice, native(stream));
 }
 int copy(DeviceStream stream, void *target, const void *source, std::size_t n_bytes) {
+    const OnDevice on;
     return cudaMemcpyAsync(target, source, n_bytes, cudaMemcpyDeviceToDevice, native(stream));
 }
 int fill(DeviceStream stream, void *target, int byte, std::size_t n_bytes) {
+    const OnDevice on;
     return cudaMemsetAsync(target, byte, n_bytes, native(stream));
 }
 int launch(DeviceStream stream, DeviceOp op, const void *params, const DeviceReference *, std::size_t) {
+    const OnDevice on;
     return launch_operation(stream, op, params);
 }
 int gemm(DeviceStream stream, const DeviceGemm *gemm) {
+    const OnDevice on;
     return cublas_gemm(stream, *gemm);
 }
 
@@ -167,10 +205,12 @@ int is_capturing(DeviceStream stream, int *capturing) {
     *capturing = status != cudaStreamCaptureStatusNone;
     return error;
 }
+// Relaxed: what other contexts of this thread do on streams of their own is no mistake, and none of it is recorded.
 int begin_capture(DeviceStream stream) {
-    return cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal);
+    return cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeRelaxed);
 }
 int end_capture(DeviceStream stream, DeviceGraph *graph) {
+    const OnDevice on;
     cudaGraph_t captured = nullptr;
     if (const cudaError_t error = cudaStreamEndCapture(native(stream), &captured)) return error;
     const cudaError_t error = cudaGraphInstantiate(reinterpret_cast<cudaGraphExec_t *>(graph), captured, 0);
@@ -178,6 +218,7 @@ int end_capture(DeviceStream stream, DeviceGraph *graph) {
     return error;
 }
 int launch_graph(DeviceGraph graph, DeviceStream stream) {
+    const OnDevice on;
     return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), native(stream));
 }
 void destroy_graph(DeviceGraph graph) {
@@ -199,6 +240,7 @@ std::vector<TimedRange> timed_ranges;
 thread_local std::vector<RangeBegin> open_ranges;
 
 cudaEvent_t record_now(DeviceStream stream) {
+    const OnDevice on;
     cudaEvent_t event = nullptr;
     if (cudaEventCreate(&event) == cudaSuccess && cudaEventRecord(event, native(stream)) == cudaSuccess) return event;
     if (event) cudaEventDestroy(event);
@@ -259,7 +301,7 @@ constexpr DeviceFunctions kFunctions = {
     allocate_pinned,
     release_pinned,
     owns,
-    allocation_of,
+    allocation_id,
     upload_now,
     download_now,
     create_stream,

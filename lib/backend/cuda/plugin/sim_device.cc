@@ -48,6 +48,7 @@ struct Use {
 
 struct Allocation {
     std::size_t n_bytes = 0;
+    std::uint64_t id = 0;
     std::unique_ptr<unsigned char[]> storage;
     std::vector<Use> uses; // that the host has not waited for
     // Since the counts were taken; empty: nothing was touched.
@@ -144,6 +145,7 @@ public:
         std::memset(reinterpret_cast<void *>(address), 0xff, n_bytes);
         Allocation &made = allocations_[address];
         made.n_bytes = n_bytes;
+        made.id = ++n_allocations_;
         made.storage = std::move(storage);
         *data = reinterpret_cast<void *>(address);
         return 0;
@@ -151,6 +153,7 @@ public:
 
     void release(void *data) {
         if (!data) return;
+        if (is_capturing_here()) fail(kInvalidValue, "%p is freed while a stream is captured", data);
         run_all(); // as cudaFree
         if (allocations_.erase(reinterpret_cast<std::uintptr_t>(data)) == 0)
             fail(kInvalidValue, "%p is freed, which is no allocation of the device", data);
@@ -163,10 +166,10 @@ public:
         return end <= next->first + next->second.n_bytes ? &next->second : nullptr;
     }
 
-    const void *allocation_of(const void *data) {
+    std::uint64_t allocation_id(const void *data) {
         const auto address = reinterpret_cast<std::uintptr_t>(data);
-        if (!find(address, address)) return data;
-        return reinterpret_cast<const void *>(std::prev(allocations_.upper_bound(address))->first);
+        const Allocation *allocation = find(address, address + 1);
+        return allocation ? allocation->id : 0;
     }
 
     // The host touches memory itself.
@@ -436,6 +439,7 @@ private:
     std::map<std::string, DeviceCounts> ranges_;
     std::uint32_t n_ranges_ = 0;
     int n_streams_ = 0;
+    std::uint64_t n_allocations_ = 0;
     std::map<std::thread::id, int> captures_;
 };
 
@@ -515,9 +519,9 @@ int owns(const void *data, std::size_t n_bytes) {
     const auto begin = reinterpret_cast<std::uintptr_t>(data);
     return device().find(begin, begin + n_bytes) != nullptr;
 }
-const void *allocation_of(const void *data) {
+std::uint64_t allocation_id(const void *data) {
     const Lock lock(device().mutex);
-    return device().allocation_of(data);
+    return device().allocation_id(data);
 }
 int upload_now(void *target, const void *source, std::size_t n_bytes) {
     const Lock lock(device().mutex);
@@ -723,7 +727,7 @@ constexpr DeviceFunctions kFunctions = {
     allocate_pinned,
     release_pinned,
     owns,
-    allocation_of,
+    allocation_id,
     upload_now,
     download_now,
     create_stream,
