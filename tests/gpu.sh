@@ -88,6 +88,11 @@ for case in $cases; do
     check "replay $what" 120 "$replay" --backend "$backend" "$file"
     check "replay $what, chunks of 3" 120 "$replay" --backend "$backend" --chunk 3 "$file"
 done
+for path in e.release:e_fp8_weights f.gguf:f_q2k_weights; do
+    fixture=$(ls tests/fixtures/"${path#*:}".safetensors tests/fixtures/"${path#*:}".1of* 2>/dev/null | head -n 1)
+    check "replay with the weights of ${path%:*}" 120 "$replay" --backend "$backend" --chunk 7 --weights \
+        "$(find "$folder/tests/checkpoint" -name "${path%:*}")" "$fixture"
+done
 for what in a_golden_stable b_prefill_9_16_17 d_ties e_fp8_weights f_q2k_weights; do
     file=$(ls tests/fixtures/$what.safetensors tests/fixtures/$what.1of*.safetensors 2>/dev/null | head -n 1)
     [ -n "$file" ] || continue

@@ -773,9 +773,14 @@ TEST_CASE("simulated device: no host work in a capture") {
             return device().end_capture(new_stream(), &graph);
         },
         {"a capture ends on a stream that is not captured"});
-    // Undeclared memory is found when it is recorded, freed memory when the graph is launched.
     check_mistake(capturing([](DeviceStream stream, const Quantiser &q) {
                       device().release(q.codes);
+                      return q.launch(stream);
+                  }),
+                  {"is freed while a stream is captured"});
+    // Memory that is not the device's is found when it is recorded, freed memory when the graph is launched.
+    check_mistake(capturing([](DeviceStream stream, Quantiser q) {
+                      q.references[1].n_bytes += 1;
                       return q.launch(stream);
                   }),
                   {"quantise declares", "which are not the device's"});
