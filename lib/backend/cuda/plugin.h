@@ -29,8 +29,8 @@ const DevicePlugin &sim_plugin() noexcept;  // libds41-sim: the same backend on 
 // Throws std::bad_alloc or DEVICE_ERROR with `doing` and the device's sentence for an error that is not 0.
 void check_device(const DeviceFunctions &device, int error, const char *doing);
 
-// Between these two the calling thread captures a stream. CUDA then takes allocations and copies by that thread for
-// mistakes, so they are refused before they reach it, and memory is freed when the thread captures nothing any more.
+// Between these two the calling thread captures a stream. Allocations and copies by that thread, which a capture in
+// another mode than the relaxed one does not survive, are refused, and memory is freed when it captures nothing more.
 // The end may come on another thread.
 std::thread::id begin_thread_capture();
 void end_thread_capture(std::thread::id thread) noexcept;
