@@ -383,16 +383,11 @@ public:
     }
 
     // A range's counts stay where they are: tasks point to them.
-    CountedRange push_range(const char *name) {
-        if (++n_ranges_ >= 1u << 28) n_ranges_ = 1; // by_range has so many bits; counts are taken long before
-        return {n_ranges_, &ranges_[name]};
-    }
+    CountedRange push_range(const char *name) { return {next_range(), &ranges_[name]}; }
 
     // A graph's launches count their bytes anew.
     void renew(CountedRange &range) {
-        if (!range.counts) return;
-        if (++n_ranges_ >= 1u << 28) n_ranges_ = 1;
-        range.number = n_ranges_;
+        if (range.counts) range.number = next_range();
     }
 
     void take_counts(DeviceCounts *total, void (*each)(const char *, const DeviceCounts *, void *), void *user) {
@@ -419,6 +414,11 @@ public:
     }
 
 private:
+    std::uint32_t next_range() {
+        if (++n_ranges_ >= 1u << 28) n_ranges_ = 1; // by_range has so many bits; counts are taken long before
+        return n_ranges_;
+    }
+
     bool declare(Task &task, const void *data, std::size_t n_bytes, bool read, bool write) {
         const auto begin = reinterpret_cast<std::uintptr_t>(data);
         if (!find(begin, begin + n_bytes)) {
