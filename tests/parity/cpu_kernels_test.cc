@@ -13,6 +13,7 @@
 #include <doctest/doctest.h>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
 
 using namespace ds41;
@@ -69,14 +70,17 @@ std::vector<Bf16> awkward_row(Random &random, int n) {
 
 // The product of `rows` in chunks, as the stages make it.
 std::vector<float> product(cpu::Dot dot, cpu::DotArgs a, int n_rows) {
-    Floats panel(cpu::kPanelRows * cpu::kBlockCols), factors(static_cast<std::size_t>(a.k / 32 + 1));
-    Floats sums(static_cast<std::size_t>(cpu::kChunkRows * a.n_tokens * 8));
+    Floats panel(cpu::kPanelRows * cpu::kBlockCols);
+    Floats factors(static_cast<std::size_t>(cpu::padded_cols(a.k) / 64 * cpu::kMostLanes));
+    Floats scaled(static_cast<std::size_t>(cpu::padded_cols(a.k)));
+    Floats sums(static_cast<std::size_t>(cpu::kChunkRows * a.n_tokens * cpu::kMostLanes));
     std::vector<float> result(static_cast<std::size_t>(n_rows * a.n_tokens));
     const std::uint8_t *weights = a.weights;
     for (int at = 0; at < n_rows; at += cpu::kChunkRows) {
         Floats out(static_cast<std::size_t>(a.n_tokens * cpu::kChunkRows));
         a.panel = panel.data();
         a.factors = factors.data();
+        a.scaled = scaled.data();
         a.sums = sums.data();
         a.out = out.data();
         a.n_rows = std::min(cpu::kChunkRows, n_rows - at);
@@ -130,11 +134,12 @@ TEST_CASE("cpu kernels: exponentials within one unit in the last place, subnorma
             }
         }
         CHECK_MESSAGE(tally, tally);
-        Floats x(8), y(8);
+        Floats x(cpu::kMostLanes), y(cpu::kMostLanes);
         const float infinity = std::numeric_limits<float>::infinity();
         const float special[8] = {0.0f, -0.0f, -infinity, -1e30f, NAN, -200.0f, -103.0f, -87.5f};
         std::copy_n(special, 8, x.data());
-        cpu::attend_kernels(target).exp(x.data(), 8, y.data());
+        std::copy_n(special, 8, x.data() + 8);
+        cpu::attend_kernels(target).exp(x.data(), cpu::kMostLanes, y.data());
         CHECK(y.data()[0] == 1.0f);
         CHECK(y.data()[1] == 1.0f);
         CHECK(y.data()[2] == 0.0f);
@@ -211,10 +216,21 @@ TEST_CASE("cpu kernels: q2_k products have the bits of the definition, for every
     });
 }
 
+// The columns of 64 in the order that a target has for fp8.
+std::vector<std::size_t> code_places(std::int64_t target) {
+    std::vector<Bf16> columns;
+    for (int i = 0; i < 64; ++i) columns.push_back(to_bf16(static_cast<float>(i)));
+    Floats out(64);
+    cpu::dot_kernels(target).widen(columns.data(), 64, cpu::Order::kCodes, out.data());
+    return std::vector<std::size_t>(out.begin(), out.end());
+}
+
 TEST_CASE("cpu kernels: fp8 activations are quantised as the definition does") {
     each_target([](std::int64_t target) {
         Random random(3);
         const auto &kernels = cpu::dot_kernels(target);
+        const auto places = code_places(target);
+        CHECK(std::set<std::size_t>(places.begin(), places.end()).size() == 64);
         for (int round = 0; round < 50; ++round) {
             const auto x = awkward_row(random, 512);
             std::vector<std::uint8_t> codes(512), scales(16);
@@ -225,12 +241,13 @@ TEST_CASE("cpu kernels: fp8 activations are quantised as the definition does") {
             // Against the largest scale that there may be: nothing that matters here is lost below it.
             kernels.widen_fp8(x.data(), 512, scales.data(), 0, out.data());
             Tally tally;
-            for (std::size_t i = 0; i < 512; ++i) {
+            for (std::size_t at = 0; at < 512; ++at) {
+                const std::size_t i = at / 64 * 64 + places[at % 64];
                 const float scale = expected_scales[i / 32];
                 tally.expect(float_bits(ue8m0_to_f32(scales[i / 32])) == float_bits(scale), "scale %zu", i / 32);
                 const float expected = e4m3_to_f32(codes[i]) * scale;
-                tally.expect(out.data()[i] == expected || (is_nan(expected) && is_nan(out.data()[i])),
-                             "value %zu of %g: got %g, expected %g", i, double{to_f32(x[i])}, double{out.data()[i]},
+                tally.expect(out.data()[at] == expected || (is_nan(expected) && is_nan(out.data()[at])),
+                             "value %zu of %g: got %g, expected %g", i, double{to_f32(x[i])}, double{out.data()[at]},
                              double{expected});
             }
             CHECK_MESSAGE(tally, tally);
@@ -272,6 +289,67 @@ TEST_CASE("cpu kernels: a float product has the same bits among any number of to
                     a.x = alone[static_cast<std::size_t>(t)].data();
                     const auto one = product(kernels.bf16, a, kRows);
                     const std::vector<float> of_all(together.begin() + t * kRows, together.begin() + (t + 1) * kRows);
+                    CHECK(same_bits(of_all, one));
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("cpu kernels: an fp8 product has the same bits alone and among tokens, however far apart the scales are") {
+    each_target([](std::int64_t target) {
+        Random random(7);
+        const auto &kernels = cpu::dot_kernels(target);
+        for (const int k : {32, 96, 544, 1280}) {
+            for (const int spread : {0, 3, 120, 254}) {
+                CAPTURE(k);
+                CAPTURE(spread);
+                constexpr int kRows = 67, kTokens = 4;
+                const int n_blocks = static_cast<int>(cpu::n_col_blocks(k)), n_scales = k / 32;
+                std::vector<std::uint8_t> weights(static_cast<std::size_t>(kRows * k));
+                for (std::uint8_t &code : weights) code = static_cast<std::uint8_t>(random.byte() & 0xfb); // no NaN
+                weights[0] = kE4m3Nan;
+                std::vector<std::uint8_t> scales(static_cast<std::size_t>((kRows + 31) / 32 * n_scales));
+                // The first block has the largest scale and nothing to multiply it with: the others are the sum.
+                for (std::size_t i = 0; i < scales.size(); ++i)
+                    scales[i] = static_cast<std::uint8_t>(
+                        i % static_cast<std::size_t>(n_scales) == 0 ? spread : random.below(4));
+                Floats x(static_cast<std::size_t>(n_blocks * kTokens * cpu::kBlockCols));
+                std::vector<Floats> alone;
+                std::vector<std::uint8_t> of_x(static_cast<std::size_t>(n_scales));
+                for (int t = 0; t < kTokens; ++t) {
+                    auto row = random.bf16_row(k, 1.0);
+                    const float factor = spread >= 120 ? 0x1p-30f : 1.0f;
+                    for (int i = 0; i < k; ++i) {
+                        Bf16 &value = row[static_cast<std::size_t>(i)];
+                        value = to_bf16(i < 32 && k > 32 ? 0.0f : to_f32(value) * factor);
+                    }
+                    kernels.fp8_scales(row.data(), k, of_x.data());
+                    alone.emplace_back(static_cast<std::size_t>(n_blocks * cpu::kBlockCols));
+                    for (int b = 0; b < n_blocks; ++b) {
+                        const int from = b * cpu::kBlockCols, n = std::min(cpu::kBlockCols, k - from);
+                        for (float *out : {x.data() + (b * kTokens + t) * cpu::kBlockCols, alone.back().data() + from})
+                            kernels.widen_fp8(row.data() + from, n, of_x.data() + from / 32, 0, out);
+                    }
+                }
+                const std::vector<int> exponents(kTokens, 0);
+                cpu::DotArgs a{};
+                a.weights = weights.data();
+                a.row_bytes = static_cast<std::size_t>(k);
+                a.scales = scales.data();
+                a.k = k;
+                a.n_tokens = kTokens;
+                a.x = x.data();
+                a.exponents = exponents.data();
+                const auto together = product(kernels.fp8, a, kRows);
+                a.n_tokens = 1;
+                for (int t = 0; t < kTokens; ++t) {
+                    a.x = alone[static_cast<std::size_t>(t)].data();
+                    auto one = product(kernels.fp8, a, kRows);
+                    std::vector<float> of_all(together.begin() + t * kRows, together.begin() + (t + 1) * kRows);
+                    CHECK(std::isnan(one[0]));
+                    CHECK(std::isnan(of_all[0]));
+                    one[0] = of_all[0] = 0.0f;
                     CHECK(same_bits(of_all, one));
                 }
             }

@@ -22,7 +22,9 @@ namespace HWY_NAMESPACE {
 
 namespace {
 
-// 16 bf16 values as 8 even and 8 odd ones.
+constexpr int kPairs = 2 * kLanes; // bf16 values that are split together
+
+// kPairs bf16 values as kLanes even and kLanes odd ones.
 HWY_INLINE void split_pairs(const uint8_t *p, VF (&even)[kParts], VF (&odd)[kParts]) {
     const U u;
     for (int part = 0; part < kParts; ++part) {
@@ -32,20 +34,99 @@ HWY_INLINE void split_pairs(const uint8_t *p, VF (&even)[kParts], VF (&odd)[kPar
     }
 }
 
-// 4 * kN e4m3 codes as floats times 2^-8: shifted into place they are f16 numbers, subnormal ones too, but for the NaN
-// codes, which look like 480. `largest` keeps the largest magnitude of all codes, so that the caller can tell.
-HWY_INLINE void split_e4m3(const uint8_t *p, VF (&out)[4], VU8 &largest) {
+HWY_INLINE void pad(int n, float *out) {
+    for (const int64_t end = padded_cols(n); n < end; ++n) out[n] = 0.0f;
+}
+
+// kE4m3Vectors vectors of e4m3 codes as floats, some of the targets times a power of two that the factors of the blocks
+// take back. place(i) is the column of the group that lies at i then. `largest` keeps the largest magnitude of all
+// codes where the result of a NaN code is a number, so that the caller can tell.
+#if HWY_TARGET == HWY_AVX3_DL
+constexpr int kE4m3Vectors = 4;
+constexpr float kE4m3Up = 1.0f;
+
+// The upper and the lower byte of each magnitude as bf16. They are interleaved within 16 bytes, then split as pairs.
+struct E4m3Table {
+    alignas(64) uint8_t upper[128], lower[128];
+};
+constexpr E4m3Table make_e4m3_table() {
+    E4m3Table table{};
+    for (int code = 0; code < 128; ++code) {
+        uint32_t bits = 0x7fc0; // NaN
+        if (code < kE4m3Nan) {
+            int exponent = code >> 3, mantissa = code & 7;
+            if (exponent == 0)
+                for (exponent = 1; mantissa != 0 && mantissa < 8; --exponent) mantissa *= 2;
+            bits = mantissa == 0 && code < 8 ? 0u : static_cast<uint32_t>((exponent + 120) << 7 | (mantissa & 7) << 4);
+        }
+        table.upper[code] = static_cast<uint8_t>(bits >> 8);
+        table.lower[code] = static_cast<uint8_t>(bits & 0xff);
+    }
+    return table;
+}
+constexpr E4m3Table kE4m3Table = make_e4m3_table();
+
+constexpr int place(int i) {
+    const int vector = i / kN, lane = i % kN;
+    return lane / 4 * 16 + vector / 2 * 8 + lane % 4 * 2 + vector % 2;
+}
+
+HWY_INLINE VU8 look_up(const uint8_t *table, VU8 codes) {
+    const U8 u8;
+    return VU8{_mm512_permutex2var_epi8(hn::Load(u8, table).raw, codes.raw, hn::Load(u8, table + 64).raw)};
+}
+
+HWY_INLINE void split_e4m3(const uint8_t *p, int n, VF (&out)[kE4m3Vectors], VU8 &) {
+    const U8 u8;
+    const U u;
+    const VU8 codes = n >= 4 * kN ? hn::LoadU(u8, p) : hn::MaskedLoad(hn::FirstN(u8, static_cast<size_t>(n)), u8, p);
+    const VU8 lower = look_up(kE4m3Table.lower, codes);
+    const VU8 upper = hn::Or(look_up(kE4m3Table.upper, codes), hn::And(codes, hn::Set(u8, 0x80)));
+    const VU pairs[2] = {hn::BitCast(u, hn::InterleaveLower(u8, lower, upper)),
+                         hn::BitCast(u, hn::InterleaveUpper(u8, lower, upper))};
+    for (int i = 0; i < 2; ++i) {
+        out[2 * i] = hn::BitCast(F(), hn::ShiftLeft<16>(pairs[i]));
+        out[2 * i + 1] = hn::BitCast(F(), hn::And(pairs[i], hn::Set(u, 0xffff0000u)));
+    }
+}
+
+// In every vector the lower lanes are of the first block of 32 columns, the upper ones of the second.
+HWY_INLINE VF factors_at(const float *factors, int64_t column) {
+    return hn::Load(F(), factors + column / 64 * kN);
+}
+HWY_INLINE void put_factor(float *factors, int64_t block, float factor) {
+    hn::Store(hn::Set(hn::Half<F>(), factor), hn::Half<F>(), factors + block * (kN / 2));
+}
+#else
+constexpr int kE4m3Vectors = kN == 16 ? 2 : 4;
+constexpr float kE4m3Up = 256.0f;
+
+constexpr int place(int i) {
+    return i;
+}
+
+// Shifted into place the codes are f16 numbers, subnormal ones too, but for the NaN codes, which look like 480.
+HWY_INLINE void split_e4m3(const uint8_t *p, int, VF (&out)[kE4m3Vectors], VU8 &largest) {
     const F f;
     const U8 u8;
     const U16 u16;
     const hn::Half<U16> h16;
     const hn::RebindToSigned<U16> i16;
     const hn::Rebind<hwy::float16_t, F> f16;
+    const auto mask = hn::Set(u16, 0xbf80);
+#if HWY_TARGET == HWY_AVX3
+    const hn::Half<U8> codes_tag;
+    const auto codes = hn::LoadU(codes_tag, p);
+    largest = hn::Max(largest, hn::ZeroExtendVector(u8, hn::And(codes, hn::Set(codes_tag, kE4m3Nan))));
+    const auto raised = hn::BitCast(i16, hn::ShiftLeft<8>(hn::PromoteTo(u16, codes)));
+    const auto a = hn::And(hn::BitCast(u16, hn::ShiftRight<1>(raised)), mask);
+    out[0] = hn::PromoteTo(f, hn::BitCast(f16, hn::LowerHalf(h16, a)));
+    out[1] = hn::PromoteTo(f, hn::BitCast(f16, hn::UpperHalf(h16, a)));
+#else
     const VU8 codes = hn::LoadU(u8, p);
     largest = hn::Max(largest, hn::And(codes, hn::Set(u8, kE4m3Nan)));
     const VU8 zero = hn::Zero(u8);
     // Codes in the upper bytes; the arithmetic shift leaves the sign in place and a copy below, which the mask clears.
-    const auto mask = hn::Set(u16, 0xbf80);
     const auto low = hn::BitCast(i16, hn::InterleaveLower(u8, zero, codes));
     const auto high = hn::BitCast(i16, hn::InterleaveUpper(u8, zero, codes));
     const auto a = hn::And(hn::BitCast(u16, hn::ShiftRight<1>(low)), mask);
@@ -56,7 +137,17 @@ HWY_INLINE void split_e4m3(const uint8_t *p, VF (&out)[4], VU8 &largest) {
     out[kSecond] = hn::PromoteTo(f, hn::BitCast(f16, hn::UpperHalf(h16, a)));
     out[kThird] = hn::PromoteTo(f, hn::BitCast(f16, hn::LowerHalf(h16, b)));
     out[3] = hn::PromoteTo(f, hn::BitCast(f16, hn::UpperHalf(h16, b)));
+#endif
 }
+
+HWY_INLINE VF factors_at(const float *factors, int64_t column) {
+    return hn::Set(F(), factors[column / 32]);
+}
+HWY_INLINE void put_factor(float *factors, int64_t block, float factor) {
+    factors[block] = factor;
+}
+#endif
+constexpr int kE4m3Group = kE4m3Vectors * kN;
 
 HWY_INLINE bool has_nan(VU8 largest) {
     return !hn::AllFalse(U8(), hn::Eq(largest, hn::Set(U8(), kE4m3Nan)));
@@ -108,7 +199,7 @@ HWY_INLINE const uint8_t *row_at(const DotArgs &a, int r) {
     return a.weights + static_cast<size_t>(std::min(r, a.n_rows - 1)) * a.row_bytes;
 }
 
-// Any number of tokens. Format: widen(row, column, n, out) writes n values and zeros to a multiple of 16.
+// Any number of tokens. Format: widen(row, column, n, out) writes n values and zeros to padded_cols(n).
 template <class Format> HWY_INLINE void multiply(const DotArgs &a, const Format &format) {
     const int64_t n_blocks = n_col_blocks(a.k);
     const auto panel_sums = static_cast<int64_t>(a.n_tokens) * kPanelRows * kLanes;
@@ -141,25 +232,25 @@ template <class Format> HWY_INLINE void multiply(const DotArgs &a, const Format 
 
 // ---- BF16 ----
 
-void widen_pairs(const uint8_t *row, int n, float *out) {
-    const F f;
+HWY_INLINE void widen_group(const uint8_t *row, float *out) {
     VF even[kParts], odd[kParts];
-    int i = 0;
-    for (; i + 16 <= n; i += 16) {
-        split_pairs(row + 2 * i, even, odd);
-        for (int part = 0; part < kParts; ++part) {
-            hn::Store(even[part], f, out + i + kN * part);
-            hn::Store(odd[part], f, out + i + 8 + kN * part);
-        }
-    }
-    if (i == n) return;
-    uint8_t tail[32] = {};
-    std::memcpy(tail, row + 2 * i, static_cast<size_t>(2 * (n - i)));
-    split_pairs(tail, even, odd);
+    split_pairs(row, even, odd);
     for (int part = 0; part < kParts; ++part) {
-        hn::Store(even[part], f, out + i + kN * part);
-        hn::Store(odd[part], f, out + i + 8 + kN * part);
+        hn::Store(even[part], F(), out + kN * part);
+        hn::Store(odd[part], F(), out + kLanes + kN * part);
     }
+}
+
+void widen_pairs(const uint8_t *row, int n, float *out) {
+    int i = 0;
+    for (; i + kPairs <= n; i += kPairs) widen_group(row + 2 * i, out + i);
+    if (i < n) {
+        uint8_t tail[2 * kPairs] = {};
+        std::memcpy(tail, row + 2 * i, static_cast<size_t>(2 * (n - i)));
+        widen_group(tail, out + i);
+        i += kPairs;
+    }
+    pad(i, out);
 }
 
 struct Bf16Format {
@@ -168,24 +259,29 @@ struct Bf16Format {
     }
 };
 
-HWY_INLINE void multiply_bf16_16(const uint8_t *row, const float *x, VF (&acc)[kParts]) {
+HWY_INLINE void multiply_pairs(const uint8_t *row, const float *x, VF (&acc)[kParts]) {
     VF even[kParts], odd[kParts];
     split_pairs(row, even, odd);
     for (int part = 0; part < kParts; ++part) {
         acc[part] = hn::MulAdd(even[part], hn::Load(F(), x + kN * part), acc[part]);
-        acc[part] = hn::MulAdd(odd[part], hn::Load(F(), x + 8 + kN * part), acc[part]);
+        acc[part] = hn::MulAdd(odd[part], hn::Load(F(), x + kLanes + kN * part), acc[part]);
     }
 }
 
-// The next four rows follow in memory: their lines are asked for while these are multiplied.
+// Rows follow each other in memory. Lines of later ones are asked for, in ascending order, while four are multiplied:
+// the next four's, or with short rows as far ahead as the memory is behind.
+HWY_INLINE size_t prefetch_distance(const DotArgs &a) {
+    return std::max<size_t>(kPanelRows * a.row_bytes, 16384);
+}
+
 HWY_INLINE void prefetch(const uint8_t *p) {
     __builtin_prefetch(p, 0, 2);
 }
 
 void dot_bf16(const DotArgs &a) {
     if (a.n_tokens > 1) return multiply(a, Bf16Format{});
-    const int64_t whole = a.k / 16 * 16;
-    const size_t ahead = kPanelRows * a.row_bytes;
+    const int64_t whole = a.k / kPairs * kPairs;
+    const size_t ahead = prefetch_distance(a);
     for (int r = 0; r < a.n_rows; r += kPanelRows) {
         const uint8_t *row[kPanelRows];
         VF acc[kPanelRows][kParts];
@@ -196,18 +292,17 @@ void dot_bf16(const DotArgs &a) {
         int64_t c = 0;
         for (; c + 32 <= whole; c += 32) {
             for (int i = 0; i < kPanelRows; ++i) {
-                prefetch(row[i] + ahead + 2 * c);
-                multiply_bf16_16(row[i] + 2 * c, a.x + c, acc[i]);
-                multiply_bf16_16(row[i] + 2 * c + 32, a.x + c + 16, acc[i]);
+                prefetch(row[0] + ahead + 8 * c + 64 * i);
+                for (int at = 0; at < 32; at += kPairs) multiply_pairs(row[i] + 2 * (c + at), a.x + c + at, acc[i]);
             }
         }
         if (c < whole)
-            for (int i = 0; i < kPanelRows; ++i) multiply_bf16_16(row[i] + 2 * c, a.x + c, acc[i]);
+            for (int i = 0; i < kPanelRows; ++i) multiply_pairs(row[i] + 2 * c, a.x + c, acc[i]);
         if (whole < a.k) {
             for (int i = 0; i < kPanelRows; ++i) {
-                uint8_t tail[32] = {};
+                uint8_t tail[2 * kPairs] = {};
                 std::memcpy(tail, row[i] + 2 * whole, static_cast<size_t>(2 * (a.k - whole)));
-                multiply_bf16_16(tail, a.x + whole, acc[i]);
+                multiply_pairs(tail, a.x + whole, acc[i]);
             }
         }
         finish_panel(acc[0], acc[1], acc[2], acc[3], a.n_rows - r, a.out + r);
@@ -219,7 +314,7 @@ void dot_bf16(const DotArgs &a) {
 struct F32Format {
     HWY_INLINE void widen(const uint8_t *row, int64_t column, int n, float *out) const {
         std::memcpy(out, row + 4 * column, static_cast<size_t>(4 * n));
-        for (int i = n; i % 16 != 0; ++i) out[i] = 0.0f;
+        pad(n, out);
     }
 };
 
@@ -240,23 +335,56 @@ HWY_INLINE float relative_scale(int code, int largest) {
 }
 
 struct Fp8Format {
-    const float *factors; // of the blocks of 32, times 2^8
+    const float *factors; // of the blocks of 32, times kE4m3Up
     HWY_INLINE void widen(const uint8_t *row, int64_t column, int n, float *out) const {
         const F f;
         VU8 largest = hn::Zero(U8());
-        for (int i = 0; i < n; i += 4 * kN) {
-            VF v[4];
-            split_e4m3(row + column + i, v, largest);
-            const VF factor = hn::Set(f, factors[(column + i) / 32]);
-            for (int j = 0; j < 4; ++j) hn::Store(hn::Mul(v[j], factor), f, out + i + kN * j);
+        int i = 0;
+        for (; i < n; i += kE4m3Group) {
+            VF v[kE4m3Vectors];
+            split_e4m3(row + column + i, n - i, v, largest);
+            const VF factor = factors_at(factors, column + i);
+            for (int j = 0; j < kE4m3Vectors; ++j) hn::Store(hn::Mul(v[j], factor), f, out + i + kN * j);
         }
+        pad(i, out);
         // Whatever it is multiplied with, the row's sum is NaN.
         if (has_nan(largest)) out[0] = nan();
     }
 };
 
-void dot_fp8_one(const DotArgs &a) {
-    const size_t ahead = kPanelRows * a.row_bytes;
+// The token's values times the factors of their blocks: 32 rows have those in common. Tells whether all products are
+// exact, as they are but for scales some 2^100 apart.
+HWY_INLINE bool scale_activations(const DotArgs &a) {
+    const F f;
+    auto exact = hn::FirstN(f, kN);
+    for (int64_t c = 0; c < a.k; c += kE4m3Group) {
+        const VF factor = factors_at(a.factors, c);
+        // Of a power of two; of 0 it is one that takes nothing but 0 back to itself.
+        const VF inverse = hn::BitCast(f, hn::Sub(hn::Set(U(), 254u << 23), hn::BitCast(U(), factor)));
+        for (int64_t i = c; i < c + kE4m3Group; i += kN) {
+            const VF x = hn::Load(f, a.x + i), scaled = hn::Mul(x, factor);
+            exact = hn::And(exact, hn::Eq(hn::Mul(scaled, inverse), x)); // NaN is left to the other way
+            hn::Store(scaled, f, a.scaled + i);
+        }
+    }
+    return hn::AllTrue(f, exact);
+}
+
+template <bool kScaled>
+HWY_INLINE void multiply_group(const uint8_t *codes, int n, const float *x, const float *factors, int64_t column,
+                               VF (&acc)[kParts], VU8 &largest) {
+    VF v[kE4m3Vectors];
+    split_e4m3(codes, n, v, largest);
+    for (int j = 0; j < kE4m3Vectors; ++j) {
+        if (!kScaled) v[j] = hn::Mul(v[j], factors_at(factors, column));
+        acc[j % kParts] = hn::MulAdd(v[j], hn::Load(F(), x + kN * j), acc[j % kParts]);
+    }
+}
+
+// One token. (w * factor) * x has the bits of w * (x * factor) where x * factor is exact, so kScaled takes that.
+template <bool kScaled> HWY_INLINE void multiply_codes(const DotArgs &a) {
+    const size_t ahead = prefetch_distance(a);
+    const float *x = kScaled ? a.scaled : a.x;
     for (int r = 0; r < a.n_rows; r += kPanelRows) {
         const uint8_t *row[kPanelRows];
         VF acc[kPanelRows][kParts];
@@ -265,19 +393,16 @@ void dot_fp8_one(const DotArgs &a) {
             row[i] = row_at(a, r + i);
             for (int part = 0; part < kParts; ++part) acc[i][part] = hn::Zero(F());
         }
-        for (int64_t c = 0; c < a.k; c += 32) {
-            const VF factor = hn::Set(F(), a.factors[c / 32]);
+        int64_t c = 0;
+        for (; c + kE4m3Group <= a.k; c += kE4m3Group) {
             for (int i = 0; i < kPanelRows; ++i) {
-                if (c % 64 == 0) prefetch(row[i] + ahead + c);
-                for (int at = 0; at < 32; at += 4 * kN) {
-                    VF v[4];
-                    split_e4m3(row[i] + c + at, v, largest);
-                    for (int j = 0; j < 4; ++j)
-                        acc[i][j % kParts] =
-                            hn::MulAdd(hn::Mul(v[j], factor), hn::Load(F(), a.x + c + at + kN * j), acc[i][j % kParts]);
-                }
+                if (c % 64 == 0) prefetch(row[0] + ahead + 4 * c + 64 * i);
+                multiply_group<kScaled>(row[i] + c, kE4m3Group, x + c, a.factors, c, acc[i], largest);
             }
         }
+        if (c < a.k)
+            for (int i = 0; i < kPanelRows; ++i)
+                multiply_group<kScaled>(row[i] + c, static_cast<int>(a.k - c), x + c, a.factors, c, acc[i], largest);
         finish_panel(acc[0], acc[1], acc[2], acc[3], a.n_rows - r, a.out + r);
         if (!has_nan(largest)) continue;
         for (int i = 0; i < kPanelRows && r + i < a.n_rows; ++i)
@@ -298,11 +423,14 @@ void dot_fp8(const DotArgs &args) {
         const uint8_t *scales = args.scales + row / kFp8WeightBlock * n_scales;
         int largest = 0;
         for (int64_t b = 0; b < n_scales; ++b) largest = std::max<int>(largest, scales[b]);
-        for (int64_t b = 0; b < n_scales; ++b) a.factors[b] = relative_scale(scales[b], largest) * 256.0f;
-        if (a.n_tokens == 1)
-            dot_fp8_one(a);
-        else
+        for (int64_t b = 0; b < n_scales; ++b) put_factor(a.factors, b, relative_scale(scales[b], largest) * kE4m3Up);
+        if (n_scales % 2 == 1) put_factor(a.factors, n_scales, 0.0f); // beside the last block, where two share a vector
+        if (a.n_tokens > 1)
             multiply(a, Fp8Format{a.factors});
+        else if (scale_activations(a))
+            multiply_codes<true>(a);
+        else
+            multiply_codes<false>(a);
         for (int t = 0; t < a.n_tokens; ++t) {
             // In f64 a factor of any such exponent is a number, and the product exact until it is a float again.
             const int exponent = largest - 127 + a.exponents[t];
@@ -341,12 +469,28 @@ void dot_q2_k_plain(const DotArgs &a) {
 
 // ---- Activations ----
 
-void widen(const Bf16 *x, int n, Order order, float *out) {
-    if (order == Order::kPairs) return widen_pairs(reinterpret_cast<const uint8_t *>(x), n, out);
+void widen_natural(const Bf16 *x, int n, float *out) {
     int i = 0;
     for (; i + kN <= n; i += kN) hn::Store(load_bf16(&x[i].bits), F(), out + i);
     for (; i < n; ++i) out[i] = to_f32(x[i]);
-    for (; i % 16 != 0; ++i) out[i] = 0.0f;
+    pad(i, out);
+}
+
+constexpr bool kCodesStay = place(1) == 1;
+
+void order_codes(const float (&group)[kE4m3Group], float *out) {
+    for (int i = 0; i < kE4m3Group; ++i) out[i] = group[place(i)];
+}
+
+void widen(const Bf16 *x, int n, Order order, float *out) {
+    if (order == Order::kPairs) return widen_pairs(reinterpret_cast<const uint8_t *>(x), n, out);
+    if (order == Order::kNatural || kCodesStay) return widen_natural(x, n, out);
+    HWY_ALIGN float group[kE4m3Group];
+    static_assert(kCodesStay || kE4m3Group == padded_cols(1));
+    for (int i = 0; i < n; i += kE4m3Group) {
+        widen_natural(x + i, std::min(n - i, kE4m3Group), group);
+        order_codes(group, out + i);
+    }
 }
 
 HWY_INLINE VF abs_lanes(VF v) {
@@ -376,7 +520,7 @@ void fp8_scales(const Bf16 *x, int64_t n, uint8_t *scales) {
 
 // x / scale, an exact division, rounded to e4m3: to 4 significant bits, or to a multiple of 2^-9 below 2^-6. Adding and
 // taking away a power of two 20 binades up does that, to nearest even.
-void widen_fp8(const Bf16 *x, int n, const uint8_t *scales, int exponent, float *out) {
+void quantise_fp8(const Bf16 *x, int n, const uint8_t *scales, int exponent, float *out) {
     const F f;
     const U u;
     for (int i = 0; i < n; i += kN) {
@@ -395,6 +539,21 @@ void widen_fp8(const Bf16 *x, int n, const uint8_t *scales, int exponent, float 
         const VU sign = hn::And(hn::BitCast(u, value), hn::Set(u, kSignBit));
         const VF quantised = hn::BitCast(f, hn::Or(hn::BitCast(u, rounded), sign));
         hn::Store(hn::Mul(quantised, hn::Set(f, relative_scale(code, exponent + 127))), f, out + i);
+    }
+}
+
+// In the order that split_e4m3() gives weights.
+void widen_fp8(const Bf16 *x, int n, const uint8_t *scales, int exponent, float *out) {
+    if (kCodesStay) {
+        quantise_fp8(x, n, scales, exponent, out);
+        return pad(n, out);
+    }
+    HWY_ALIGN float group[kE4m3Group];
+    for (int i = 0; i < n; i += kE4m3Group) {
+        const int n_group = std::min(n - i, kE4m3Group);
+        quantise_fp8(x + i, n_group, scales + i / 32, exponent, group);
+        std::fill(group + n_group, group + kE4m3Group, 0.0f);
+        order_codes(group, out + i);
     }
 }
 

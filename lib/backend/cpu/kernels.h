@@ -21,19 +21,22 @@ constexpr int kBlockCols = 512;
 // Rows widened together, each against 3 tokens: 12 sums, 3 operands and one more fill 16 registers.
 constexpr int kPanelRows = 4;
 
-// Floats from one token's block of columns to the next, and columns that a product really runs over: the rest of a
-// multiple of 16 is zero.
+// Running sums that a target may keep of one product, in simd.h's terms: its lanes.
+constexpr int kMostLanes = 16;
+
+// Columns that a product really runs over: the rest of a multiple of 64, which any target's vectors end with, is zero.
 constexpr std::int64_t padded_cols(std::int64_t k) {
-    return (k + 15) / 16 * 16;
+    return (k + 63) / 64 * 64;
 }
 constexpr std::int64_t n_col_blocks(std::int64_t k) {
     return (k + kBlockCols - 1) / kBlockCols;
 }
 
 // Activations as float products take them: [n_col_blocks(k)][n_tokens][kBlockCols] floats, each token times
-// 2^-exponent. kPairs: within 16 values those of even index come first, then the odd ones, as a vector of bf16 pairs is
-// split by a shift and a mask.
-enum class Order { kNatural, kPairs };
+// 2^-exponent. kPairs: within twice as many values as there are lanes those of even index come first, then the odd
+// ones, as a vector of bf16 pairs is split by a shift and a mask.
+// kCodes: within 64 values, the order in which a target widens fp8 weights.
+enum class Order { kNatural, kPairs, kCodes };
 
 // q8_1 activations, unpacked: codes, and per block of 32 its scale, and sums of four codes times that scale: at most 9
 // and 11 bits, so exact.
@@ -55,14 +58,16 @@ struct DotArgs {
     const int *exponents;
     Q8View q8;      // quantised q2_k
     float *panel;   // [kPanelRows][kBlockCols]
-    float *factors; // [k / 32]
-    float *sums;    // [kChunkRows][n_tokens][8]
+    float *factors; // of the blocks of 32 columns: [padded_cols(k) / 64][kMostLanes]
+    float *scaled;  // fp8, one token: [padded_cols(k)]
+    float *sums;    // [kChunkRows][n_tokens][kMostLanes]
     float *out;     // [n_tokens][kChunkRows]
 };
 
-// Floats of DotArgs' three scratch buffers together.
+// Floats of DotArgs' four scratch buffers together.
 constexpr std::size_t dot_scratch_floats(std::int64_t k, std::int64_t n_tokens) {
-    return static_cast<std::size_t>(kPanelRows * kBlockCols + (k + 31) / 32 + 16 + kChunkRows * n_tokens * 8);
+    return static_cast<std::size_t>(kPanelRows * kBlockCols + padded_cols(k) / 64 * kMostLanes + padded_cols(k) +
+                                    kChunkRows * n_tokens * kMostLanes);
 }
 
 using Dot = void (*)(const DotArgs &);
@@ -75,7 +80,8 @@ struct DotKernels {
     Dot bf16, f32, fp8, q2_k_plain;
     // One token's values [from, from + n) of a row into its blocks; `from` is a multiple of 512, n at most 512.
     void (*widen)(const Bf16 *x, int n, Order order, float *out);
-    // The same through the fp8 quantiser of activations; scale codes of the blocks of 32 have been computed.
+    // The same in the order kCodes, through the fp8 quantiser of activations; scale codes of the blocks of 32 have been
+    // computed.
     void (*widen_fp8)(const Bf16 *x, int n, const std::uint8_t *scales, int exponent, float *out);
     void (*fp8_scales)(const Bf16 *x, std::int64_t n, std::uint8_t *scales); // n / 32 of them
     void (*quantise_q8)(const Bf16 *x, std::int64_t n, std::int8_t *codes, float *d, float *sums);
@@ -88,7 +94,8 @@ struct AttendKernels {
     // scores[h * stride_scores + r] = q_h . row_r for 4 heads and n_rows rows; q is [4][head_dim].
     void (*scores)(const float *q, const float *rows, std::int64_t stride_rows, int n_rows, int head_dim, float *scores,
                    std::int64_t stride_scores);
-    // One head's scores to weights, and the denominator. n is padded to a multiple of 8 with -inf by the callee.
+    // One head's scores to weights, and the denominator. n is padded to a multiple of kMostLanes with -inf by the
+    // callee.
     float (*softmax)(float *scores, int n, float scale, float sink);
     // sums[h][e] += weights[h * stride_weights + r] * row_r[e] for 4 heads, r ascending.
     void (*weigh)(const float *weights, std::int64_t stride_weights, const float *rows, std::int64_t stride_rows,
@@ -97,7 +104,7 @@ struct AttendKernels {
     void (*finish)(const float *sums, float denominator, int head_dim, Bf16 *o);
     // Rotate n_pairs adjacent pairs by cosines and sines, each product and sum rounded to f32 and the result to bf16.
     void (*rotate)(Bf16 *pairs, int n_pairs, const float *cosines, const float *sines);
-    // For tests: out[i] = e^x[i], x <= 0; n is a multiple of 8.
+    // For tests: out[i] = e^x[i], x <= 0; n is a multiple of kMostLanes.
     void (*exp)(const float *x, int n, float *out);
 };
 

@@ -15,9 +15,14 @@ namespace {
 
 Form form_for(const Matrix &w) {
     if (w.dtype == DS41_DTYPE_BF16) return Form::kPairs;
-    if (w.dtype == DS41_DTYPE_FP8_E4M3 && w.quantise_activations) return Form::kFp8;
+    if (w.dtype == DS41_DTYPE_FP8_E4M3) return w.quantise_activations ? Form::kFp8 : Form::kCodes;
     if (w.dtype == DS41_DTYPE_Q2_K && w.quantise_activations) return Form::kQ8;
     return Form::kNatural;
+}
+
+Order order_of(Form form) {
+    if (form == Form::kPairs) return Order::kPairs;
+    return form == Form::kCodes ? Order::kCodes : Order::kNatural;
 }
 
 std::int64_t floats_of_group(std::int64_t k, int n_tokens) {
@@ -73,7 +78,7 @@ Activations CpuStages::take_activations(Buffer buffer, const Matrix &matrix, con
             if (a.form == Form::kFp8)
                 dot_.widen_fp8(source + b * kBlockCols, n, scales + b * (kBlockCols / kFp8WeightBlock), exponent, out);
             else
-                dot_.widen(source + b * kBlockCols, n, a.form == Form::kPairs ? Order::kPairs : Order::kNatural, out);
+                dot_.widen(source + b * kBlockCols, n, order_of(a.form), out);
         }
     });
     return a;
@@ -103,7 +108,8 @@ void CpuStages::multiply_chunk(const Product &p, std::int64_t chunk, int slot) c
     a.out = memory;
     a.panel = a.out + x.n_tokens * kChunkRows;
     a.sums = a.panel + kPanelRows * kBlockCols;
-    a.factors = a.sums + kChunkRows * x.n_tokens * 8;
+    a.factors = a.sums + kChunkRows * x.n_tokens * kMostLanes;
+    a.scaled = a.factors + padded_cols(x.k) / 64 * kMostLanes;
     switch (w.dtype) {
     case DS41_DTYPE_BF16:
         dot_.bf16(a);

@@ -43,7 +43,7 @@ std::int64_t stride_rows(const Config &c) {
 }
 
 std::int64_t stride_weights(std::int64_t n_rows) {
-    return (n_rows + 7) / 8 * 8;
+    return (n_rows + kMostLanes - 1) / kMostLanes * kMostLanes;
 }
 
 std::int64_t widest_input(const Config &c) {

@@ -1,8 +1,8 @@
 // Scores of index keys: bf16( sum_h bf16( relu(bf16(q_h . k)) * w_h ) ), heads in ascending order in f32.
 // Numerics: twice an e2m1 value is a small integer, so a block of 32 products is summed in integers, exactly; blocks
 // are scaled by powers of two and added in ascending order, which f32 does exactly but for extreme scales. Keys are
-// taken 12 up to be unsigned, as the byte product wants them; what that adds is known beforehand and taken away. Eight
-// keys stand in the lanes, so nothing is summed across them.
+// taken 12 up to be unsigned, as the byte product wants them; what that adds is known beforehand and taken away. Keys
+// stand in the lanes, so nothing is summed across them.
 #include "backend/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -25,8 +25,8 @@ constexpr int kOffset = 12;
 constexpr int kQuads =
     kIndexKeyBlock / 4; // of a block; a packed word of 8 codes gives its even ones, then its odd ones
 constexpr int kWords = kIndexKeyBlock / 8;
-constexpr int kVectors = 2 * kParts; // of kKeyTile lanes
-static_assert(kKeyTile == 2 * kLanes);
+constexpr int kVectors = kKeyTile / kN;  // of kKeyTile lanes
+constexpr int kHeads = kN == 16 ? 8 : 2; // that share each load of a key
 
 alignas(16) constexpr int8_t kTwice[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 alignas(16) constexpr uint8_t kTwiceUp[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
@@ -71,42 +71,61 @@ void unpack_keys(const uint8_t *const *rows, int n, uint8_t *tile, float *scales
         for (int key = 0; key < kKeyTile; ++key) scales[b * kKeyTile + key] = ue8m0_to_f32(rows[key][n / 2 + b]);
 }
 
-// kHeads heads against all vectors of the tile: q . k of each.
-template <int kHeads>
+// Running sums of products of four bytes, for each lane.
+#if HWY_TARGET == HWY_AVX3_DL
+using QuadsTag = I;
+using Quads = VI;
+HWY_INLINE Quads add_quads(Quads sum, VU8 k, VI8 q) {
+    return VI{_mm512_dpbusd_epi32(sum.raw, k.raw, q.raw)};
+}
+HWY_INLINE VI sum_quads(Quads sum) {
+    return sum;
+}
+#else
+using QuadsTag = I16;
+using Quads = VI16;
+HWY_INLINE Quads add_quads(Quads sum, VU8 k, VI8 q) {
+    return hn::Add(sum, mul_pairs(k, q)); // a pair is at most 2 * 24 * 12, and eight of them 4608
+}
+HWY_INLINE VI sum_quads(Quads sum) {
+    return mul_pairs(sum, hn::Set(I16(), 1));
+}
+#endif
+
+// kAtOnce heads against all vectors of the tile: q . k of each.
+template <int kAtOnce>
 HWY_INLINE void multiply(const IndexQuery &query, int h, int n, const uint8_t *tile, const float *scales,
-                         VF (&dots)[kHeads][kVectors]) {
+                         VF (&dots)[kAtOnce][kVectors]) {
     const F f;
     const I i32;
     const U8 u8;
     const I8 i8;
     const int n_blocks = n / kIndexKeyBlock;
-    for (int head = 0; head < kHeads; ++head)
+    for (int head = 0; head < kAtOnce; ++head)
         for (int v = 0; v < kVectors; ++v) dots[head][v] = hn::Zero(f);
     for (int b = 0; b < n_blocks; ++b) {
-        VI16 pairs[kHeads][kVectors];
-        for (int head = 0; head < kHeads; ++head)
-            for (int v = 0; v < kVectors; ++v) pairs[head][v] = hn::Zero(I16());
+        Quads quads[kAtOnce][kVectors];
+        for (int head = 0; head < kAtOnce; ++head)
+            for (int v = 0; v < kVectors; ++v) quads[head][v] = hn::Zero(QuadsTag());
         DS41_CPU_ROLLED
         for (int quad = 0; quad < kQuads; ++quad) {
-            VI8 q[kHeads];
-            for (int head = 0; head < kHeads; ++head) {
+            VI8 q[kAtOnce];
+            for (int head = 0; head < kAtOnce; ++head) {
                 int32_t four;
                 std::memcpy(&four, query.codes + (h + head) * n + b * kIndexKeyBlock + 4 * quad, 4);
                 q[head] = hn::BitCast(i8, hn::Set(i32, four));
             }
             for (int v = 0; v < kVectors; ++v) {
                 const VU8 k = hn::Load(u8, tile + ((b * kQuads + quad) * kKeyTile + kN * v) * 4);
-                // A pair is at most 2 * 24 * 12, and eight of them 4608.
-                for (int head = 0; head < kHeads; ++head)
-                    pairs[head][v] = hn::Add(pairs[head][v], mul_pairs(k, q[head]));
+                for (int head = 0; head < kAtOnce; ++head) quads[head][v] = add_quads(quads[head][v], k, q[head]);
             }
         }
-        for (int head = 0; head < kHeads; ++head) {
+        for (int head = 0; head < kAtOnce; ++head) {
             const int at = (h + head) * n_blocks + b;
             const VI bias = hn::Set(i32, query.bias[at]);
             const VF scale = hn::Set(f, query.scales[at]);
             for (int v = 0; v < kVectors; ++v) {
-                const VI sum = hn::Sub(mul_pairs(pairs[head][v], hn::Set(I16(), 1)), bias);
+                const VI sum = hn::Sub(sum_quads(quads[head][v]), bias);
                 const VF scaled = hn::Mul(hn::ConvertTo(f, sum), scale);
                 dots[head][v] = hn::MulAdd(scaled, hn::Load(f, scales + b * kKeyTile + kN * v), dots[head][v]);
             }
@@ -128,13 +147,13 @@ void score(const IndexQuery &query, int n_heads, int n, const uint8_t *tile, con
     VF sums[kVectors];
     for (int v = 0; v < kVectors; ++v) sums[v] = hn::Zero(f);
     int h = 0;
-    for (; h + 2 <= n_heads; h += 2) {
-        VF dots[2][kVectors];
-        multiply<2>(query, h, n, tile, scales, dots);
-        for (int head = 0; head < 2; ++head)
+    for (; h + kHeads <= n_heads; h += kHeads) {
+        VF dots[kHeads][kVectors];
+        multiply<kHeads>(query, h, n, tile, scales, dots);
+        for (int head = 0; head < kHeads; ++head)
             for (int v = 0; v < kVectors; ++v) sums[v] = add_head(sums[v], dots[head][v], query.weights[h + head]);
     }
-    if (h < n_heads) {
+    for (; h < n_heads; ++h) {
         VF dots[1][kVectors];
         multiply<1>(query, h, n, tile, scales, dots);
         for (int v = 0; v < kVectors; ++v) sums[v] = add_head(sums[v], dots[0][v], query.weights[h]);

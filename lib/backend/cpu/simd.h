@@ -1,9 +1,12 @@
-// What the kernels share: eight virtual lanes, whatever a register holds; sums over them in one fixed order; bf16 and
-// exponentials; integer products in pairs. Compiled once per target, as Highway's own headers are.
+// What the kernels share: eight or, with AVX-512, sixteen virtual lanes, whatever a register holds; sums over them in
+// one fixed order; bf16 and exponentials; integer products in pairs. Compiled once per target, as Highway's own headers
+// are.
 //
-// Every sum of f32 products in this backend is eight running sums, lane i taking elements i, i + 8, ... of the order
-// that the operands lie in, each product fused with its addition where the target can; then
-// ((0+4) + (2+6)) + ((1+5) + (3+7)). A sum depends on nothing but its own operands: not on threads, neighbours, tiles.
+// Every sum of f32 products in this backend is one running sum per lane, of eight lanes lane i taking elements i, i +
+// 8,
+// ... of the order that the operands lie in, each product fused with its addition where the target can. Of sixteen,
+// lane i + 8 is then added to lane i; of eight the sum is ((0+4) + (2+6)) + ((1+5) + (3+7)). It depends on nothing but
+// its own operands: not on threads, neighbours, tiles.
 #if defined(DS41_CPU_SIMD_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef DS41_CPU_SIMD_H
 #undef DS41_CPU_SIMD_H
@@ -12,6 +15,12 @@
 #endif
 
 #include <hwy/highway.h>
+
+#if HWY_TARGET == HWY_AVX3_DL
+#undef HWY_TARGET_STR // Highway defines it anew for the next target
+#define HWY_TARGET_STR                                                                                                 \
+    HWY_TARGET_STR_AVX3 ",vpclmulqdq,vaes,avx512vbmi,avx512vbmi2,avx512vnni,avx512bitalg,avx512vpopcntdq"
+#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace ds41::cpu {
@@ -27,7 +36,12 @@ namespace hn = hwy::HWY_NAMESPACE;
 #define DS41_CPU_ROLLED _Pragma("GCC unroll 1")
 #endif
 
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL
+constexpr int kLanes = 16;
+#else
 constexpr int kLanes = 8;
+#endif
+static_assert(kLanes <= kMostLanes);
 
 using F = hn::CappedTag<float, kLanes>;
 using I = hn::RebindToSigned<F>;
@@ -37,7 +51,7 @@ using VI = hn::Vec<I>;
 using VU = hn::Vec<U>;
 
 constexpr int kN = static_cast<int>(hn::MaxLanes(F())); // lanes of a register
-constexpr int kParts = kLanes / kN;                     // registers for eight lanes
+constexpr int kParts = kLanes / kN;                     // registers for all lanes
 
 // Bytes, and pairs of them, that belong to kN lanes of 32 bits.
 using U8 = hn::CappedTag<uint8_t, 4 * kN>;
@@ -48,14 +62,20 @@ using VU8 = hn::Vec<U8>;
 using VI8 = hn::Vec<I8>;
 using VI16 = hn::Vec<I16>;
 
-// (0+4, 1+5, 2+6, 3+7) of eight lanes.
+// (0+4, 1+5, 2+6, 3+7) of eight lanes, after sixteen have become eight.
 using F4 = hn::CappedTag<float, 4>;
 using VF4 = hn::Vec<F4>;
+template <class V> HWY_INLINE auto halves_added(V v) {
+    const hn::Half<hn::DFromV<V>> half;
+    return hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v));
+}
 template <int kRegisters> HWY_INLINE VF4 fold(const VF (&v)[kRegisters]) {
-    if constexpr (kRegisters == 1)
-        return hn::Add(hn::LowerHalf(F4(), v[0]), hn::UpperHalf(F4(), v[0]));
-    else
+    if constexpr (kRegisters == 2)
         return hn::Add(v[0], v[1]);
+    else if constexpr (kLanes == 16)
+        return halves_added(halves_added(v[0]));
+    else
+        return halves_added(v[0]);
 }
 
 HWY_INLINE float sum_lanes(const VF (&v)[kParts]) {
@@ -135,7 +155,9 @@ HWY_INLINE VF exp_lanes(VF x) {
 
 // Products of unsigned and signed bytes, added in pairs. No pair may leave 16 bits.
 HWY_INLINE VI16 mul_pairs(VU8 a, VI8 b) {
-#if HWY_TARGET == HWY_AVX2
+#if HWY_TARGET < HWY_AVX2
+    return VI16{_mm512_maddubs_epi16(a.raw, b.raw)};
+#elif HWY_TARGET == HWY_AVX2
     return VI16{_mm256_maddubs_epi16(a.raw, b.raw)};
 #elif HWY_TARGET == HWY_SSE4
     return VI16{_mm_maddubs_epi16(a.raw, b.raw)};
@@ -150,7 +172,9 @@ HWY_INLINE VI16 mul_pairs(VU8 a, VI8 b) {
 
 // Products of 16-bit numbers, added in pairs.
 HWY_INLINE VI mul_pairs(VI16 a, VI16 b) {
-#if HWY_TARGET == HWY_AVX2
+#if HWY_TARGET < HWY_AVX2
+    return VI{_mm512_madd_epi16(a.raw, b.raw)};
+#elif HWY_TARGET == HWY_AVX2
     return VI{_mm256_madd_epi16(a.raw, b.raw)};
 #elif HWY_TARGET == HWY_SSE4
     return VI{_mm_madd_epi16(a.raw, b.raw)};

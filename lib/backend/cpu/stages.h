@@ -25,7 +25,7 @@ constexpr int kFewTokens = 16;
 constexpr int kScoreTokens = 4;
 
 // What a product takes its activations as.
-enum class Form { kPairs, kNatural, kFp8, kQ8 };
+enum class Form { kPairs, kNatural, kCodes, kFp8, kQ8 };
 
 // Activations in a form, for all tokens of a tile and for one or more groups of columns (wo_a has eight).
 struct Activations {

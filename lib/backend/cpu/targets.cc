@@ -21,6 +21,17 @@ bool has_f16c() noexcept {
     unsigned a, b, c = 0, d;
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1u) != 0;
 }
+
+bool has_avx2() noexcept {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+           __builtin_cpu_supports("bmi2") && has_f16c();
+}
+
+bool has_avx512() noexcept {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+}
 #endif
 
 template <std::int64_t kBit> bool runs_here() noexcept {
@@ -28,9 +39,13 @@ template <std::int64_t kBit> bool runs_here() noexcept {
 #if HWY_ARCH_X86
     __builtin_cpu_init();
     if (kBit == HWY_SSE4) return __builtin_cpu_supports("sse4.2") != 0;
-    if (kBit == HWY_AVX2)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-               __builtin_cpu_supports("bmi2") && has_f16c();
+    if (kBit == HWY_AVX2) return has_avx2();
+    if (kBit == HWY_AVX3) return has_avx2() && has_avx512();
+    // The target's wider AES and carry-less products are not among what the compiler uses unasked, and nothing asks.
+    if (kBit == HWY_AVX3_DL)
+        return has_avx2() && has_avx512() && __builtin_cpu_supports("avx512vnni") &&
+               __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
+               __builtin_cpu_supports("avx512bitalg") && __builtin_cpu_supports("avx512vpopcntdq");
 #endif
     return kBit == HWY_EMU128;
 }

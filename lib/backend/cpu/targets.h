@@ -5,11 +5,12 @@
 // keeps private; choosing among three targets takes a screenful.
 #pragma once
 
-// Enabled is what has run all tests on hardware, and nothing else. AVX3 (AVX-512), NEON and others have not: on a machine
-// that has one, name it here and in DS41_CPU_TARGETS, tell how it is recognised in targets.cc, and run the suites. Until
-// then such a machine runs the best of these. SSSE3 is left out because CPUs with it but without SSE4.2 are too few to
-// pay for another copy of each kernel.
-#define HWY_DISABLED_TARGETS (~(HWY_AVX2 | HWY_SSE4 | HWY_EMU128))
+// Enabled is what has run all tests on hardware, and nothing else. NEON and others have not: on a machine that has one,
+// name it here and in DS41_CPU_TARGETS, tell how it is recognised in targets.cc, and run the suites. Until then such a
+// machine runs the best of these. AVX3 is AVX-512 as Skylake has it, AVX3_DL adds VNNI, VBMI and the rest of Ice
+// Lake's. SSSE3 is left out because CPUs with it but without SSE4.2 are too few to pay for another copy of each kernel.
+#define HWY_DISABLED_TARGETS (~(HWY_AVX3_DL | HWY_AVX3 | HWY_AVX2 | HWY_SSE4 | HWY_EMU128))
+#define HWY_WANT_AVX3_DL
 // Portable code, for CPUs without the others and for tests. Highway leaves it out for GCC before 12.3, which gets high
 // halves of products wrong (GCC bug 106322); no kernel here has any.
 #define HWY_BROKEN_EMU128 0
@@ -20,9 +21,31 @@
 
 #include <hwy/detect_targets.h>
 
+// Highway 1.0.3 compiles AVX3_DL for AVX-VNNI where it means AVX-512's: code for CPUs with both, and few have. simd.h
+// asks for the one, this takes the other back. Such options go with a function, so all of Highway has to have them.
+#include <hwy/base.h>
+#if HWY_ARCH_X86 && HWY_COMPILER_CLANG
+#undef HWY_PUSH_ATTRIBUTES
+#define HWY_PUSH_ATTRIBUTES(targets)                                                                                   \
+    HWY_PRAGMA(clang attribute push(__attribute__((target(targets ",no-avxvnni"))), apply_to = function))
+#elif HWY_ARCH_X86 && HWY_COMPILER_GCC
+#undef HWY_PUSH_ATTRIBUTES
+#define HWY_PUSH_ATTRIBUTES(targets) HWY_PRAGMA(GCC push_options) HWY_PRAGMA(GCC target targets ",no-avxvnni")
+#endif
+
 #include <cstdint>
 
 // DS41_CPU_TARGETS(X): X(name) for each target of this build, best first.
+#if HWY_TARGETS & HWY_AVX3_DL
+#define DS41_CPU_AVX3_DL(X) X(AVX3_DL)
+#else
+#define DS41_CPU_AVX3_DL(X)
+#endif
+#if HWY_TARGETS & HWY_AVX3
+#define DS41_CPU_AVX3(X) X(AVX3)
+#else
+#define DS41_CPU_AVX3(X)
+#endif
 #if HWY_TARGETS & HWY_AVX2
 #define DS41_CPU_AVX2(X) X(AVX2)
 #else
@@ -38,7 +61,7 @@
 #else
 #define DS41_CPU_EMU128(X)
 #endif
-#define DS41_CPU_TARGETS(X) DS41_CPU_AVX2(X) DS41_CPU_SSE4(X) DS41_CPU_EMU128(X)
+#define DS41_CPU_TARGETS(X) DS41_CPU_AVX3_DL(X) DS41_CPU_AVX3(X) DS41_CPU_AVX2(X) DS41_CPU_SSE4(X) DS41_CPU_EMU128(X)
 
 // Defines `const type &function(target)`, which finds kTable in the target's namespace. For the part of
 // a file of kernels that is compiled once.
