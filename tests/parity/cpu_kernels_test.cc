@@ -70,7 +70,7 @@ std::vector<Bf16> awkward_row(Random &random, int n) {
 
 // The product of `rows` in chunks, as the stages make it.
 std::vector<float> product(cpu::Dot dot, cpu::DotArgs a, int n_rows) {
-    Floats panel(cpu::kPanelRows * cpu::kBlockCols);
+    Floats panel(cpu::kMostPanelRows * cpu::kBlockCols);
     Floats factors(static_cast<std::size_t>(cpu::padded_cols(a.k) / 64 * cpu::kMostLanes));
     Floats scaled(static_cast<std::size_t>(cpu::padded_cols(a.k)));
     Floats sums(static_cast<std::size_t>(cpu::kChunkRows * a.n_tokens * cpu::kMostLanes));

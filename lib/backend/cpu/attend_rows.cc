@@ -20,7 +20,8 @@ namespace HWY_NAMESPACE {
 
 namespace {
 
-constexpr int kHeads = 4; // heads that share each load of a row
+constexpr int kHeads = 4;                        // heads that share each load of a row
+constexpr int kScoreRows = kLanes == 16 ? 4 : 3; // rows that share each load of a query: sums fill the registers
 
 // e4m3 codes as f16 bits are the values times 2^-8. A code of NaN comes with a scale of NaN.
 void unpack_window(const uint8_t *row, int n, float *out) {
@@ -102,8 +103,8 @@ HWY_INLINE void scores_of(const float *q, const float *rows, int64_t stride_rows
 void scores(const float *q, const float *rows, int64_t stride_rows, int n_rows, int head_dim, float *out,
             int64_t stride_scores) {
     int r = 0;
-    for (; r + 3 <= n_rows; r += 3)
-        scores_of<3>(q, rows + r * stride_rows, stride_rows, head_dim, out + r, stride_scores);
+    for (; r + kScoreRows <= n_rows; r += kScoreRows)
+        scores_of<kScoreRows>(q, rows + r * stride_rows, stride_rows, head_dim, out + r, stride_scores);
     for (; r < n_rows; ++r) scores_of<1>(q, rows + r * stride_rows, stride_rows, head_dim, out + r, stride_scores);
 }
 

@@ -1,7 +1,7 @@
 // Products of weight rows with float activations, one kernel for every weight format and every number of tokens.
 // Numerics: operands exact (fp8 times powers of two, see below), f32 sums as simd.h says, rounded by the caller.
-// One token: weights go from memory to registers. More: four rows of 512 columns are widened into the level 1 cache and
-// multiplied with all tokens, three at a time, sums resting in memory from one block of columns to the next.
+// One token: weights go from memory to registers. More: a few rows of 512 columns are widened into the level 1 cache
+// and multiplied with all tokens, three at a time, sums resting in memory from one block of columns to the next.
 #include "backend/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -157,7 +157,21 @@ HWY_INLINE float nan() {
     return float_from_bits(0x7fc00000u);
 }
 
+constexpr int kRows = 4; // rows that share the activations of one token
+
 // ---- One block of columns: kPanelRows widened rows times kTokens tokens ----
+
+// With 3 tokens, 12 sums, 3 operands and one more fill 16 registers; of 32, 24 sums and 4 operands.
+constexpr int kPanelRows = kLanes == 16 ? 8 : 4;
+static_assert(kPanelRows <= kMostPanelRows);
+
+// GCC would load a register of 64 bytes again for every product, more than a CPU loads in the time of one.
+HWY_INLINE VF loaded_once(VF v) {
+#if defined(__GNUC__) && (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL)
+    __asm__("" : "+v"(v.raw));
+#endif
+    return v;
+}
 
 template <int kTokens>
 HWY_INLINE void multiply_panel(const float *panel, const float *x, int64_t n_cols, bool first, float *sums) {
@@ -173,7 +187,7 @@ HWY_INLINE void multiply_panel(const float *panel, const float *x, int64_t n_col
             VF xs[kTokens];
             for (int t = 0; t < kTokens; ++t) xs[t] = hn::Load(f, x + t * kBlockCols + kN * part + i);
             for (int r = 0; r < kPanelRows; ++r) {
-                const VF row = hn::Load(f, w + r * kBlockCols + i);
+                const VF row = loaded_once(hn::Load(f, w + r * kBlockCols + i));
                 for (int t = 0; t < kTokens; ++t) acc[t][r] = hn::MulAdd(row, xs[t], acc[t][r]);
             }
         }
@@ -186,12 +200,11 @@ HWY_INLINE void load_lanes(const float *p, VF (&v)[kParts]) {
     for (int part = 0; part < kParts; ++part) v[part] = hn::Load(F(), p + kN * part);
 }
 
-// Sums of kPanelRows rows and one token to out, as far as there are rows.
-HWY_INLINE void finish_panel(const VF (&a)[kParts], const VF (&b)[kParts], const VF (&c)[kParts], const VF (&d)[kParts],
-                             int n_rows, float *out) {
+// Sums of four rows and one token to out, as far as there are rows.
+HWY_INLINE void finish_rows(const VF (*v)[kParts], int n_rows, float *out) {
     HWY_ALIGN float four[4];
-    hn::Store(sum_lanes_of_4(a, b, c, d), F4(), four);
-    std::memcpy(out, four, sizeof(float) * static_cast<size_t>(std::min(n_rows, kPanelRows)));
+    hn::Store(sum_lanes_of_4(v[0], v[1], v[2], v[3]), F4(), four);
+    std::memcpy(out, four, sizeof(float) * static_cast<size_t>(std::min(n_rows, 4)));
 }
 
 // Row `r` of the args, or the last one where the panel reaches beyond: its sums are not kept.
@@ -223,9 +236,11 @@ template <class Format> HWY_INLINE void multiply(const DotArgs &a, const Format 
     for (int r = 0; r < a.n_rows; r += kPanelRows) {
         for (int t = 0; t < a.n_tokens; ++t) {
             const float *sums = a.sums + r / kPanelRows * panel_sums + t * kPanelRows * kLanes;
-            VF v[kPanelRows][kParts];
-            for (int i = 0; i < kPanelRows; ++i) load_lanes(sums + i * kLanes, v[i]);
-            finish_panel(v[0], v[1], v[2], v[3], a.n_rows - r, a.out + t * kChunkRows + r);
+            for (int i = 0; i < kPanelRows && r + i < a.n_rows; i += 4) {
+                VF v[4][kParts];
+                for (int j = 0; j < 4; ++j) load_lanes(sums + (i + j) * kLanes, v[j]);
+                finish_rows(v, a.n_rows - r - i, a.out + t * kChunkRows + r + i);
+            }
         }
     }
 }
@@ -271,7 +286,7 @@ HWY_INLINE void multiply_pairs(const uint8_t *row, const float *x, VF (&acc)[kPa
 // Rows follow each other in memory. Lines of later ones are asked for, in ascending order, while four are multiplied:
 // the next four's, or with short rows as far ahead as the memory is behind.
 HWY_INLINE size_t prefetch_distance(const DotArgs &a) {
-    return std::max<size_t>(kPanelRows * a.row_bytes, 16384);
+    return std::max<size_t>(kRows * a.row_bytes, 16384);
 }
 
 HWY_INLINE void prefetch(const uint8_t *p) {
@@ -282,30 +297,30 @@ void dot_bf16(const DotArgs &a) {
     if (a.n_tokens > 1) return multiply(a, Bf16Format{});
     const int64_t whole = a.k / kPairs * kPairs;
     const size_t ahead = prefetch_distance(a);
-    for (int r = 0; r < a.n_rows; r += kPanelRows) {
-        const uint8_t *row[kPanelRows];
-        VF acc[kPanelRows][kParts];
-        for (int i = 0; i < kPanelRows; ++i) {
+    for (int r = 0; r < a.n_rows; r += kRows) {
+        const uint8_t *row[kRows];
+        VF acc[kRows][kParts];
+        for (int i = 0; i < kRows; ++i) {
             row[i] = row_at(a, r + i);
             for (int part = 0; part < kParts; ++part) acc[i][part] = hn::Zero(F());
         }
         int64_t c = 0;
         for (; c + 32 <= whole; c += 32) {
-            for (int i = 0; i < kPanelRows; ++i) {
+            for (int i = 0; i < kRows; ++i) {
                 prefetch(row[0] + ahead + 8 * c + 64 * i);
                 for (int at = 0; at < 32; at += kPairs) multiply_pairs(row[i] + 2 * (c + at), a.x + c + at, acc[i]);
             }
         }
         if (c < whole)
-            for (int i = 0; i < kPanelRows; ++i) multiply_pairs(row[i] + 2 * c, a.x + c, acc[i]);
+            for (int i = 0; i < kRows; ++i) multiply_pairs(row[i] + 2 * c, a.x + c, acc[i]);
         if (whole < a.k) {
-            for (int i = 0; i < kPanelRows; ++i) {
+            for (int i = 0; i < kRows; ++i) {
                 uint8_t tail[2 * kPairs] = {};
                 std::memcpy(tail, row[i] + 2 * whole, static_cast<size_t>(2 * (a.k - whole)));
                 multiply_pairs(tail, a.x + whole, acc[i]);
             }
         }
-        finish_panel(acc[0], acc[1], acc[2], acc[3], a.n_rows - r, a.out + r);
+        finish_rows(acc, a.n_rows - r, a.out + r);
     }
 }
 
@@ -385,27 +400,27 @@ HWY_INLINE void multiply_group(const uint8_t *codes, int n, const float *x, cons
 template <bool kScaled> HWY_INLINE void multiply_codes(const DotArgs &a) {
     const size_t ahead = prefetch_distance(a);
     const float *x = kScaled ? a.scaled : a.x;
-    for (int r = 0; r < a.n_rows; r += kPanelRows) {
-        const uint8_t *row[kPanelRows];
-        VF acc[kPanelRows][kParts];
+    for (int r = 0; r < a.n_rows; r += kRows) {
+        const uint8_t *row[kRows];
+        VF acc[kRows][kParts];
         VU8 largest = hn::Zero(U8()); // of all four: one register
-        for (int i = 0; i < kPanelRows; ++i) {
+        for (int i = 0; i < kRows; ++i) {
             row[i] = row_at(a, r + i);
             for (int part = 0; part < kParts; ++part) acc[i][part] = hn::Zero(F());
         }
         int64_t c = 0;
         for (; c + kE4m3Group <= a.k; c += kE4m3Group) {
-            for (int i = 0; i < kPanelRows; ++i) {
+            for (int i = 0; i < kRows; ++i) {
                 if (c % 64 == 0) prefetch(row[0] + ahead + 4 * c + 64 * i);
                 multiply_group<kScaled>(row[i] + c, kE4m3Group, x + c, a.factors, c, acc[i], largest);
             }
         }
         if (c < a.k)
-            for (int i = 0; i < kPanelRows; ++i)
+            for (int i = 0; i < kRows; ++i)
                 multiply_group<kScaled>(row[i] + c, static_cast<int>(a.k - c), x + c, a.factors, c, acc[i], largest);
-        finish_panel(acc[0], acc[1], acc[2], acc[3], a.n_rows - r, a.out + r);
+        finish_rows(acc, a.n_rows - r, a.out + r);
         if (!has_nan(largest)) continue;
-        for (int i = 0; i < kPanelRows && r + i < a.n_rows; ++i)
+        for (int i = 0; i < kRows && r + i < a.n_rows; ++i)
             if (std::any_of(row[i], row[i] + a.k, [](uint8_t code) { return (code & 0x7f) == kE4m3Nan; }))
                 a.out[r + i] = nan();
     }

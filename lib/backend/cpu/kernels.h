@@ -18,8 +18,8 @@ constexpr int kChunkRows = 32;
 // floats are 128 KiB, a quarter of a level 2 cache.
 constexpr int kBlockCols = 512;
 
-// Rows widened together, each against 3 tokens: 12 sums, 3 operands and one more fill 16 registers.
-constexpr int kPanelRows = 4;
+// Rows that a target may widen together.
+constexpr int kMostPanelRows = 8;
 
 // Running sums that a target may keep of one product, in simd.h's terms: its lanes.
 constexpr int kMostLanes = 16;
@@ -57,7 +57,7 @@ struct DotArgs {
     const float *x; // float products
     const int *exponents;
     Q8View q8;      // quantised q2_k
-    float *panel;   // [kPanelRows][kBlockCols]
+    float *panel;   // [kMostPanelRows][kBlockCols]
     float *factors; // of the blocks of 32 columns: [padded_cols(k) / 64][kMostLanes]
     float *scaled;  // fp8, one token: [padded_cols(k)]
     float *sums;    // [kChunkRows][n_tokens][kMostLanes]
@@ -66,7 +66,7 @@ struct DotArgs {
 
 // Floats of DotArgs' four scratch buffers together.
 constexpr std::size_t dot_scratch_floats(std::int64_t k, std::int64_t n_tokens) {
-    return static_cast<std::size_t>(kPanelRows * kBlockCols + padded_cols(k) / 64 * kMostLanes + padded_cols(k) +
+    return static_cast<std::size_t>(kMostPanelRows * kBlockCols + padded_cols(k) / 64 * kMostLanes + padded_cols(k) +
                                     kChunkRows * n_tokens * kMostLanes);
 }
 

@@ -107,7 +107,7 @@ void CpuStages::multiply_chunk(const Product &p, std::int64_t chunk, int slot) c
     }
     a.out = memory;
     a.panel = a.out + x.n_tokens * kChunkRows;
-    a.sums = a.panel + kPanelRows * kBlockCols;
+    a.sums = a.panel + kMostPanelRows * kBlockCols;
     a.factors = a.sums + kChunkRows * x.n_tokens * kMostLanes;
     a.scaled = a.factors + padded_cols(x.k) / 64 * kMostLanes;
     switch (w.dtype) {

@@ -48,27 +48,60 @@ void unpack_query(const uint8_t *row, int n, int8_t *codes, int32_t *bias, float
     }
 }
 
-void unpack_keys(const uint8_t *const *rows, int n, uint8_t *tile, float *scales) {
+// Four words at `at` of every fourth row, one after the other.
+template <class D> HWY_INLINE hn::Vec<D> load_words(D d, const uint8_t *const *rows, int at) {
+    if constexpr (hn::MaxLanes(D()) == 4) {
+        return hn::BitCast(d, hn::LoadU(hn::CappedTag<uint8_t, 16>(), rows[0] + at));
+    } else {
+        const hn::Half<D> half;
+        return hn::Combine(d, load_words(half, rows + hn::MaxLanes(half), at), load_words(half, rows, at));
+    }
+}
+
+// A word of every key: its even codes, then its odd ones, as bytes.
+HWY_INLINE void split_word(VU word, uint8_t *even) {
     const U8 u8;
     const auto table = hn::LoadDup128(u8, kTwiceUp);
-    // Words of the keys side by side, in the upper half of the tile; then split into even and odd codes from below,
-    // which reach no word before it is read. In two passes: a vector is slow to load from words just stored.
-    uint8_t *words = tile + n / 8 * (4 * kKeyTile);
-    for (int key = 0; key < kKeyTile; ++key)
-        for (int word = 0; word < n / 8; ++word)
-            std::memcpy(words + (word * kKeyTile + key) * 4, rows[key] + 4 * word, 4);
-    for (int word = 0; word < n / 8; ++word) {
-        uint8_t *even = tile + 2 * word * (4 * kKeyTile), *odd = even + 4 * kKeyTile;
-        for (int i = 0; i < 4 * kKeyTile; i += 4 * kN) {
-            const VU8 packed = hn::Load(u8, words + word * (4 * kKeyTile) + i);
-            const VU8 low = hn::And(packed, hn::Set(u8, 15));
-            const VU8 high = hn::And(hn::BitCast(u8, hn::ShiftRight<4>(hn::BitCast(U16(), packed))), hn::Set(u8, 15));
-            hn::Store(hn::TableLookupBytes(table, low), u8, even + i);
-            hn::Store(hn::TableLookupBytes(table, high), u8, odd + i);
+    const VU8 packed = hn::BitCast(u8, word);
+    const VU8 low = hn::And(packed, hn::Set(u8, 15));
+    const VU8 high = hn::And(hn::BitCast(u8, hn::ShiftRight<4>(hn::BitCast(U16(), packed))), hn::Set(u8, 15));
+    hn::Store(hn::TableLookupBytes(table, low), u8, even);
+    hn::Store(hn::TableLookupBytes(table, high), u8, even + 4 * kKeyTile);
+}
+
+// As ue8m0_to_f32: the exponent, but for the least, a subnormal number, and for NaN.
+HWY_INLINE VF scale_of(const uint8_t *codes) {
+    const U u;
+    const VU code = hn::PromoteTo(u, hn::LoadU(hn::Rebind<uint8_t, U>(), codes));
+    const VU bits = hn::IfThenElse(hn::Eq(code, hn::Zero(u)), hn::Set(u, 0x400000), hn::ShiftLeft<23>(code));
+    return hn::BitCast(F(), hn::IfThenElse(hn::Eq(code, hn::Set(u, kUe8m0Nan)), hn::Set(u, 0x7fc00000u), bits));
+}
+
+void unpack_keys(const uint8_t *const *rows, int n, uint8_t *tile, float *scales) {
+    const U u;
+    const hn::RepartitionToWide<U> u64;
+    for (int word = 0; word < n / 8; word += 4) {
+        for (int v = 0; v < kVectors; ++v) {
+            const uint8_t *const *keys = rows + kN * v;
+            const VU a = load_words(u, keys, 4 * word), b = load_words(u, keys + 1, 4 * word);
+            const VU c = load_words(u, keys + 2, 4 * word), d = load_words(u, keys + 3, 4 * word);
+            const auto ab01 = hn::BitCast(u64, hn::InterleaveLower(u, a, b));
+            const auto ab23 = hn::BitCast(u64, hn::InterleaveUpper(u, a, b));
+            const auto cd01 = hn::BitCast(u64, hn::InterleaveLower(u, c, d));
+            const auto cd23 = hn::BitCast(u64, hn::InterleaveUpper(u, c, d));
+            uint8_t *even = tile + 2 * word * (4 * kKeyTile) + 4 * kN * v;
+            constexpr int kNext = 2 * 4 * kKeyTile;
+            split_word(hn::BitCast(u, hn::InterleaveLower(u64, ab01, cd01)), even);
+            split_word(hn::BitCast(u, hn::InterleaveUpper(u64, ab01, cd01)), even + kNext);
+            split_word(hn::BitCast(u, hn::InterleaveLower(u64, ab23, cd23)), even + 2 * kNext);
+            split_word(hn::BitCast(u, hn::InterleaveUpper(u64, ab23, cd23)), even + 3 * kNext);
         }
     }
-    for (int b = 0; b < n / kIndexKeyBlock; ++b)
-        for (int key = 0; key < kKeyTile; ++key) scales[b * kKeyTile + key] = ue8m0_to_f32(rows[key][n / 2 + b]);
+    for (int b = 0; b < n / kIndexKeyBlock; ++b) {
+        uint8_t codes[kKeyTile];
+        for (int key = 0; key < kKeyTile; ++key) codes[key] = rows[key][n / 2 + b];
+        for (int v = 0; v < kVectors; ++v) hn::Store(scale_of(codes + kN * v), F(), scales + b * kKeyTile + kN * v);
+    }
 }
 
 // Running sums of products of four bytes, for each lane.
