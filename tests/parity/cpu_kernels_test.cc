@@ -72,7 +72,7 @@ std::vector<Bf16> awkward_row(Random &random, int n) {
 std::vector<float> product(cpu::Dot dot, cpu::DotArgs a, int n_rows) {
     Floats panel(cpu::kMostPanelRows * cpu::kBlockCols);
     Floats factors(static_cast<std::size_t>(cpu::padded_cols(a.k) / 64 * cpu::kMostLanes));
-    Floats scaled(static_cast<std::size_t>(cpu::padded_cols(a.k)));
+    Floats scaled(static_cast<std::size_t>(cpu::n_col_blocks(a.k) * cpu::kBlockCols * cpu::kMostFewTokens));
     Floats sums(static_cast<std::size_t>(cpu::kChunkRows * a.n_tokens * cpu::kMostLanes));
     std::vector<float> result(static_cast<std::size_t>(n_rows * a.n_tokens));
     const std::uint8_t *weights = a.weights;

@@ -201,9 +201,10 @@ HWY_INLINE void load_lanes(const float *p, VF (&v)[kParts]) {
 }
 
 // Sums of four rows and one token to out, as far as there are rows.
-HWY_INLINE void finish_rows(const VF (*v)[kParts], int n_rows, float *out) {
+HWY_INLINE void finish_rows(const VF (&a)[kParts], const VF (&b)[kParts], const VF (&c)[kParts], const VF (&d)[kParts],
+                            int n_rows, float *out) {
     HWY_ALIGN float four[4];
-    hn::Store(sum_lanes_of_4(v[0], v[1], v[2], v[3]), F4(), four);
+    hn::Store(sum_lanes_of_4(a, b, c, d), F4(), four);
     std::memcpy(out, four, sizeof(float) * static_cast<size_t>(std::min(n_rows, 4)));
 }
 
@@ -239,10 +240,81 @@ template <class Format> HWY_INLINE void multiply(const DotArgs &a, const Format 
             for (int i = 0; i < kPanelRows && r + i < a.n_rows; i += 4) {
                 VF v[4][kParts];
                 for (int j = 0; j < 4; ++j) load_lanes(sums + (i + j) * kLanes, v[j]);
-                finish_rows(v, a.n_rows - r - i, a.out + t * kChunkRows + r + i);
+                finish_rows(v[0], v[1], v[2], v[3], a.n_rows - r - i, a.out + t * kChunkRows + r + i);
             }
         }
     }
+}
+
+// ---- Few tokens: weights go from memory to registers, four rows at once ----
+
+// Tokens whose sums have room in the registers beside a row's values and its products.
+constexpr int kFewTokens = kLanes == 16 ? 4 : kParts == 1 ? 3 : 1;
+static_assert(kFewTokens <= kMostFewTokens);
+
+// Rows follow each other in memory. Lines of later ones are asked for, in ascending order, while four are multiplied:
+// the next four's, or with short rows as far ahead as the memory is behind.
+HWY_INLINE size_t prefetch_distance(const DotArgs &a) {
+    return std::max<size_t>(kRows * a.row_bytes, 16384);
+}
+
+// n values of a row times those of the tokens. Format: split(row, column, n, v, largest) gives the vectors of kGroup
+// values, zeros from the n-th on, in the order of the activations.
+template <int kTokens, class Format>
+HWY_INLINE void multiply_group(const Format &format, const uint8_t *row, int64_t column, int n, const float *x,
+                               VF (&acc)[kTokens][kParts], VU8 &largest) {
+    VF v[Format::kGroup / kN];
+    format.split(row, column, n, v, largest);
+    for (int j = 0; j < Format::kGroup / kN; ++j)
+        for (int t = 0; t < kTokens; ++t)
+            acc[t][j % kParts] = hn::MulAdd(v[j], hn::Load(F(), x + t * kBlockCols + kN * j), acc[t][j % kParts]);
+}
+
+// The sums are those of multiply(), term by term.
+template <int kTokens, class Format>
+HWY_INLINE void multiply_few(const DotArgs &a, const float *x_first, const Format &format) {
+    constexpr int kStep = 64 / Format::kBytes; // values of a row in a line
+    constexpr int kGroup = Format::kGroup;
+    const size_t ahead = prefetch_distance(a);
+    for (int r = 0; r < a.n_rows; r += kRows) {
+        const uint8_t *row[kRows];
+        VF acc[kRows][kTokens][kParts];
+        VU8 largest = hn::Zero(U8()); // of all four: one register
+        for (int i = 0; i < kRows; ++i) {
+            row[i] = row_at(a, r + i);
+            for (int t = 0; t < kTokens; ++t)
+                for (int part = 0; part < kParts; ++part) acc[i][t][part] = hn::Zero(F());
+        }
+        for (int64_t b = 0; b < a.k; b += kBlockCols) {
+            const float *x = x_first + b * kTokens;
+            const int n = static_cast<int>(std::min<int64_t>(kBlockCols, a.k - b));
+            int c = 0;
+            for (; c + kStep <= n; c += kStep) {
+                const uint8_t *next = row[0] + ahead + kRows * Format::kBytes * (b + c);
+                for (int i = 0; i < kRows; ++i) {
+                    __builtin_prefetch(next + 64 * i, 0, 2);
+                    for (int at = c; at < c + kStep; at += kGroup)
+                        multiply_group<kTokens>(format, row[i], b + at, kGroup, x + at, acc[i], largest);
+                }
+            }
+            for (; c < n; c += kGroup)
+                for (int i = 0; i < kRows; ++i)
+                    multiply_group<kTokens>(format, row[i], b + c, std::min(kGroup, n - c), x + c, acc[i], largest);
+        }
+        for (int t = 0; t < kTokens; ++t)
+            finish_rows(acc[0][t], acc[1][t], acc[2][t], acc[3][t], a.n_rows - r, a.out + t * kChunkRows + r);
+        if (has_nan(largest)) format.mark_nan(a, row, r, kTokens);
+    }
+}
+
+template <class Format> HWY_INLINE void multiply_few(const DotArgs &a, const float *x, const Format &format) {
+    static_assert(kFewTokens <= 4);
+    if (a.n_tokens == 1) return multiply_few<1>(a, x, format);
+    if constexpr (kFewTokens >= 3) {
+        if (a.n_tokens == 2) return multiply_few<2>(a, x, format);
+        if (a.n_tokens == 3) return multiply_few<3>(a, x, format);
+    }
+    if constexpr (kFewTokens == 4) return multiply_few<4>(a, x, format);
 }
 
 // ---- BF16 ----
@@ -269,59 +341,29 @@ void widen_pairs(const uint8_t *row, int n, float *out) {
 }
 
 struct Bf16Format {
+    static constexpr int kBytes = 2, kGroup = kPairs;
     HWY_INLINE void widen(const uint8_t *row, int64_t column, int n, float *out) const {
         widen_pairs(row + 2 * column, n, out);
     }
+    HWY_INLINE void split(const uint8_t *row, int64_t column, int n, VF (&v)[2 * kParts], VU8 &) const {
+        uint8_t tail[2 * kPairs] = {};
+        const uint8_t *values = row + 2 * column;
+        if (n < kPairs) values = static_cast<uint8_t *>(std::memcpy(tail, values, static_cast<size_t>(2 * n)));
+        VF even[kParts], odd[kParts];
+        split_pairs(values, even, odd);
+        for (int part = 0; part < kParts; ++part) {
+            v[part] = even[part];
+            v[kParts + part] = odd[part];
+        }
+    }
+    HWY_INLINE void mark_nan(const DotArgs &, const uint8_t *const (&)[kRows], int, int) const {} // NaN is NaN anyway
 };
 
-HWY_INLINE void multiply_pairs(const uint8_t *row, const float *x, VF (&acc)[kParts]) {
-    VF even[kParts], odd[kParts];
-    split_pairs(row, even, odd);
-    for (int part = 0; part < kParts; ++part) {
-        acc[part] = hn::MulAdd(even[part], hn::Load(F(), x + kN * part), acc[part]);
-        acc[part] = hn::MulAdd(odd[part], hn::Load(F(), x + kLanes + kN * part), acc[part]);
-    }
-}
-
-// Rows follow each other in memory. Lines of later ones are asked for, in ascending order, while four are multiplied:
-// the next four's, or with short rows as far ahead as the memory is behind.
-HWY_INLINE size_t prefetch_distance(const DotArgs &a) {
-    return std::max<size_t>(kRows * a.row_bytes, 16384);
-}
-
-HWY_INLINE void prefetch(const uint8_t *p) {
-    __builtin_prefetch(p, 0, 2);
-}
-
 void dot_bf16(const DotArgs &a) {
-    if (a.n_tokens > 1) return multiply(a, Bf16Format{});
-    const int64_t whole = a.k / kPairs * kPairs;
-    const size_t ahead = prefetch_distance(a);
-    for (int r = 0; r < a.n_rows; r += kRows) {
-        const uint8_t *row[kRows];
-        VF acc[kRows][kParts];
-        for (int i = 0; i < kRows; ++i) {
-            row[i] = row_at(a, r + i);
-            for (int part = 0; part < kParts; ++part) acc[i][part] = hn::Zero(F());
-        }
-        int64_t c = 0;
-        for (; c + 32 <= whole; c += 32) {
-            for (int i = 0; i < kRows; ++i) {
-                prefetch(row[0] + ahead + 8 * c + 64 * i);
-                for (int at = 0; at < 32; at += kPairs) multiply_pairs(row[i] + 2 * (c + at), a.x + c + at, acc[i]);
-            }
-        }
-        if (c < whole)
-            for (int i = 0; i < kRows; ++i) multiply_pairs(row[i] + 2 * c, a.x + c, acc[i]);
-        if (whole < a.k) {
-            for (int i = 0; i < kRows; ++i) {
-                uint8_t tail[2 * kPairs] = {};
-                std::memcpy(tail, row[i] + 2 * whole, static_cast<size_t>(2 * (a.k - whole)));
-                multiply_pairs(tail, a.x + whole, acc[i]);
-            }
-        }
-        finish_rows(acc, a.n_rows - r, a.out + r);
-    }
+    if (a.n_tokens <= kFewTokens)
+        multiply_few(a, a.x, Bf16Format{});
+    else
+        multiply(a, Bf16Format{});
 }
 
 // ---- F32 ----
@@ -349,81 +391,57 @@ HWY_INLINE float relative_scale(int code, int largest) {
     return exponent > 0 ? float_from_bits(static_cast<uint32_t>(exponent) << 23) : 0.0f;
 }
 
-struct Fp8Format {
+// kScaled: the activations have taken the factors.
+template <bool kScaled> struct Fp8Format {
+    static constexpr int kBytes = 1, kGroup = kE4m3Group;
     const float *factors; // of the blocks of 32, times kE4m3Up
+
+    HWY_INLINE void split(const uint8_t *row, int64_t column, int n, VF (&v)[kE4m3Vectors], VU8 &largest) const {
+        split_e4m3(row + column, n, v, largest);
+        if (kScaled) return;
+        const VF factor = factors_at(factors, column);
+        for (int j = 0; j < kE4m3Vectors; ++j) v[j] = hn::Mul(v[j], factor);
+    }
     HWY_INLINE void widen(const uint8_t *row, int64_t column, int n, float *out) const {
-        const F f;
         VU8 largest = hn::Zero(U8());
         int i = 0;
-        for (; i < n; i += kE4m3Group) {
+        for (; i < n; i += kGroup) {
             VF v[kE4m3Vectors];
-            split_e4m3(row + column + i, n - i, v, largest);
-            const VF factor = factors_at(factors, column + i);
-            for (int j = 0; j < kE4m3Vectors; ++j) hn::Store(hn::Mul(v[j], factor), f, out + i + kN * j);
+            split(row, column + i, n - i, v, largest);
+            for (int j = 0; j < kE4m3Vectors; ++j) hn::Store(v[j], F(), out + i + kN * j);
         }
         pad(i, out);
         // Whatever it is multiplied with, the row's sum is NaN.
         if (has_nan(largest)) out[0] = nan();
     }
+    HWY_INLINE void mark_nan(const DotArgs &a, const uint8_t *const (&row)[kRows], int r, int n_tokens) const {
+        for (int i = 0; i < kRows && r + i < a.n_rows; ++i)
+            if (std::any_of(row[i], row[i] + a.k, [](uint8_t code) { return (code & 0x7f) == kE4m3Nan; }))
+                for (int t = 0; t < n_tokens; ++t) a.out[t * kChunkRows + r + i] = nan();
+    }
 };
 
-// The token's values times the factors of their blocks: 32 rows have those in common. Tells whether all products are
-// exact, as they are but for scales some 2^100 apart.
+// The tokens' values times the factors of their blocks: 32 rows have those in common. Tells whether all products are
+// exact, as they are but for scales some 2^100 apart. (w * factor) * x has the bits of w * (x * factor) then.
 HWY_INLINE bool scale_activations(const DotArgs &a) {
     const F f;
     auto exact = hn::FirstN(f, kN);
-    for (int64_t c = 0; c < a.k; c += kE4m3Group) {
-        const VF factor = factors_at(a.factors, c);
-        // Of a power of two; of 0 it is one that takes nothing but 0 back to itself.
-        const VF inverse = hn::BitCast(f, hn::Sub(hn::Set(U(), 254u << 23), hn::BitCast(U(), factor)));
-        for (int64_t i = c; i < c + kE4m3Group; i += kN) {
-            const VF x = hn::Load(f, a.x + i), scaled = hn::Mul(x, factor);
-            exact = hn::And(exact, hn::Eq(hn::Mul(scaled, inverse), x)); // NaN is left to the other way
-            hn::Store(scaled, f, a.scaled + i);
+    for (int64_t b = 0; b < a.k; b += kBlockCols) {
+        const int64_t n = std::min<int64_t>(kBlockCols, a.k - b), place = b * a.n_tokens;
+        for (int64_t c = 0; c < n; c += kE4m3Group) {
+            const VF factor = factors_at(a.factors, b + c);
+            // Of a power of two; of 0 it is one that takes nothing but 0 back to itself.
+            const VF inverse = hn::BitCast(f, hn::Sub(hn::Set(U(), 254u << 23), hn::BitCast(U(), factor)));
+            for (int t = 0; t < a.n_tokens; ++t) {
+                for (int64_t i = place + t * kBlockCols + c, end = i + kE4m3Group; i < end; i += kN) {
+                    const VF x = hn::Load(f, a.x + i), scaled = hn::Mul(x, factor);
+                    exact = hn::And(exact, hn::Eq(hn::Mul(scaled, inverse), x)); // NaN is left to the other way
+                    hn::Store(scaled, f, a.scaled + i);
+                }
+            }
         }
     }
     return hn::AllTrue(f, exact);
-}
-
-template <bool kScaled>
-HWY_INLINE void multiply_group(const uint8_t *codes, int n, const float *x, const float *factors, int64_t column,
-                               VF (&acc)[kParts], VU8 &largest) {
-    VF v[kE4m3Vectors];
-    split_e4m3(codes, n, v, largest);
-    for (int j = 0; j < kE4m3Vectors; ++j) {
-        if (!kScaled) v[j] = hn::Mul(v[j], factors_at(factors, column));
-        acc[j % kParts] = hn::MulAdd(v[j], hn::Load(F(), x + kN * j), acc[j % kParts]);
-    }
-}
-
-// One token. (w * factor) * x has the bits of w * (x * factor) where x * factor is exact, so kScaled takes that.
-template <bool kScaled> HWY_INLINE void multiply_codes(const DotArgs &a) {
-    const size_t ahead = prefetch_distance(a);
-    const float *x = kScaled ? a.scaled : a.x;
-    for (int r = 0; r < a.n_rows; r += kRows) {
-        const uint8_t *row[kRows];
-        VF acc[kRows][kParts];
-        VU8 largest = hn::Zero(U8()); // of all four: one register
-        for (int i = 0; i < kRows; ++i) {
-            row[i] = row_at(a, r + i);
-            for (int part = 0; part < kParts; ++part) acc[i][part] = hn::Zero(F());
-        }
-        int64_t c = 0;
-        for (; c + kE4m3Group <= a.k; c += kE4m3Group) {
-            for (int i = 0; i < kRows; ++i) {
-                if (c % 64 == 0) prefetch(row[0] + ahead + 4 * c + 64 * i);
-                multiply_group<kScaled>(row[i] + c, kE4m3Group, x + c, a.factors, c, acc[i], largest);
-            }
-        }
-        if (c < a.k)
-            for (int i = 0; i < kRows; ++i)
-                multiply_group<kScaled>(row[i] + c, static_cast<int>(a.k - c), x + c, a.factors, c, acc[i], largest);
-        finish_rows(acc, a.n_rows - r, a.out + r);
-        if (!has_nan(largest)) continue;
-        for (int i = 0; i < kRows && r + i < a.n_rows; ++i)
-            if (std::any_of(row[i], row[i] + a.k, [](uint8_t code) { return (code & 0x7f) == kE4m3Nan; }))
-                a.out[r + i] = nan();
-    }
 }
 
 void dot_fp8(const DotArgs &args) {
@@ -440,12 +458,13 @@ void dot_fp8(const DotArgs &args) {
         for (int64_t b = 0; b < n_scales; ++b) largest = std::max<int>(largest, scales[b]);
         for (int64_t b = 0; b < n_scales; ++b) put_factor(a.factors, b, relative_scale(scales[b], largest) * kE4m3Up);
         if (n_scales % 2 == 1) put_factor(a.factors, n_scales, 0.0f); // beside the last block, where two share a vector
-        if (a.n_tokens > 1)
-            multiply(a, Fp8Format{a.factors});
+        const Fp8Format<false> format{a.factors};
+        if (a.n_tokens > kFewTokens)
+            multiply(a, format);
         else if (scale_activations(a))
-            multiply_codes<true>(a);
+            multiply_few(a, a.scaled, Fp8Format<true>{a.factors});
         else
-            multiply_codes<false>(a);
+            multiply_few(a, a.x, format);
         for (int t = 0; t < a.n_tokens; ++t) {
             // In f64 a factor of any such exponent is a number, and the product exact until it is a float again.
             const int exponent = largest - 127 + a.exponents[t];

@@ -5,6 +5,7 @@
 #include "numeric/bf16.h"
 #include "numeric/q8.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -17,6 +18,9 @@ constexpr int kChunkRows = 32;
 // Columns that are widened together: 4 rows of 512 floats are 8 KiB, a quarter of a level 1 cache, and 64 tokens of 512
 // floats are 128 KiB, a quarter of a level 2 cache.
 constexpr int kBlockCols = 512;
+
+// Tokens that a target may multiply without widening the weights first.
+constexpr int kMostFewTokens = 4;
 
 // Rows that a target may widen together.
 constexpr int kMostPanelRows = 8;
@@ -59,14 +63,15 @@ struct DotArgs {
     Q8View q8;      // quantised q2_k
     float *panel;   // [kMostPanelRows][kBlockCols]
     float *factors; // of the blocks of 32 columns: [padded_cols(k) / 64][kMostLanes]
-    float *scaled;  // fp8, one token: [padded_cols(k)]
+    float *scaled;  // fp8: activations of up to kMostFewTokens tokens, as x
     float *sums;    // [kChunkRows][n_tokens][kMostLanes]
     float *out;     // [n_tokens][kChunkRows]
 };
 
 // Floats of DotArgs' four scratch buffers together.
 constexpr std::size_t dot_scratch_floats(std::int64_t k, std::int64_t n_tokens) {
-    return static_cast<std::size_t>(kMostPanelRows * kBlockCols + padded_cols(k) / 64 * kMostLanes + padded_cols(k) +
+    return static_cast<std::size_t>(kMostPanelRows * kBlockCols + padded_cols(k) / 64 * kMostLanes +
+                                    n_col_blocks(k) * kBlockCols * std::min<std::int64_t>(n_tokens, kMostFewTokens) +
                                     kChunkRows * n_tokens * kMostLanes);
 }
 
