@@ -101,8 +101,8 @@ struct Q8 {
 
 Q8 quantise(std::int64_t target, const std::vector<Bf16> &x) {
     Q8 q{std::vector<std::int8_t>(x.size()), std::vector<float>(x.size() / 32), std::vector<float>(x.size() / 4)};
-    cpu::dot_kernels(target).quantise_q8(x.data(), static_cast<std::int64_t>(x.size()), q.codes.data(), q.d.data(),
-                                         q.sums.data());
+    cpu::activation_kernels(target).quantise_q8(x.data(), static_cast<std::int64_t>(x.size()), q.codes.data(),
+                                                q.d.data(), q.sums.data());
     return q;
 }
 
@@ -221,14 +221,14 @@ std::vector<std::size_t> code_places(std::int64_t target) {
     std::vector<Bf16> columns;
     for (int i = 0; i < 64; ++i) columns.push_back(to_bf16(static_cast<float>(i)));
     Floats out(64);
-    cpu::dot_kernels(target).widen(columns.data(), 64, cpu::Order::kCodes, out.data());
+    cpu::activation_kernels(target).widen(columns.data(), 64, cpu::Order::kCodes, out.data());
     return std::vector<std::size_t>(out.begin(), out.end());
 }
 
 TEST_CASE("cpu kernels: fp8 activations are quantised as the definition does") {
     each_target([](std::int64_t target) {
         Random random(3);
-        const auto &kernels = cpu::dot_kernels(target);
+        const auto &activations = cpu::activation_kernels(target);
         const auto places = code_places(target);
         CHECK(std::set<std::size_t>(places.begin(), places.end()).size() == 64);
         for (int round = 0; round < 50; ++round) {
@@ -236,10 +236,10 @@ TEST_CASE("cpu kernels: fp8 activations are quantised as the definition does") {
             std::vector<std::uint8_t> codes(512), scales(16);
             std::vector<float> expected_scales(16);
             quantise_fp8_activations(x.data(), 512, codes.data(), expected_scales.data());
-            kernels.fp8_scales(x.data(), 512, scales.data());
+            activations.fp8_scales(x.data(), 512, scales.data());
             Floats out(512);
             // Against the largest scale that there may be: nothing that matters here is lost below it.
-            kernels.widen_fp8(x.data(), 512, scales.data(), 0, out.data());
+            activations.widen_fp8(x.data(), 512, scales.data(), 0, out.data());
             Tally tally;
             for (std::size_t at = 0; at < 512; ++at) {
                 const std::size_t i = at / 64 * 64 + places[at % 64];
@@ -259,6 +259,7 @@ TEST_CASE("cpu kernels: a float product has the same bits among any number of to
     each_target([](std::int64_t target) {
         Random random(4);
         const auto &kernels = cpu::dot_kernels(target);
+        const auto &activations = cpu::activation_kernels(target);
         for (const int k : {1, 15, 16, 40, 544, 1280}) {
             for (const int n_tokens : {2, 3, 4, 5, 7, 64}) {
                 constexpr int kRows = 35;
@@ -271,10 +272,10 @@ TEST_CASE("cpu kernels: a float product has the same bits among any number of to
                     alone.emplace_back(static_cast<std::size_t>(n_blocks * cpu::kBlockCols));
                     for (int b = 0; b < n_blocks; ++b) {
                         const int n = std::min(cpu::kBlockCols, k - b * cpu::kBlockCols);
-                        kernels.widen(row.data() + b * cpu::kBlockCols, n, cpu::Order::kPairs,
-                                      x.data() + (b * n_tokens + t) * cpu::kBlockCols);
-                        kernels.widen(row.data() + b * cpu::kBlockCols, n, cpu::Order::kPairs,
-                                      alone.back().data() + b * cpu::kBlockCols);
+                        activations.widen(row.data() + b * cpu::kBlockCols, n, cpu::Order::kPairs,
+                                          x.data() + (b * n_tokens + t) * cpu::kBlockCols);
+                        activations.widen(row.data() + b * cpu::kBlockCols, n, cpu::Order::kPairs,
+                                          alone.back().data() + b * cpu::kBlockCols);
                     }
                 }
                 cpu::DotArgs a{};
@@ -300,6 +301,7 @@ TEST_CASE("cpu kernels: an fp8 product has the same bits alone and among tokens,
     each_target([](std::int64_t target) {
         Random random(7);
         const auto &kernels = cpu::dot_kernels(target);
+        const auto &activations = cpu::activation_kernels(target);
         for (const int k : {32, 96, 544, 1280}) {
             for (const int spread : {0, 3, 120, 254}) {
                 CAPTURE(k);
@@ -324,12 +326,12 @@ TEST_CASE("cpu kernels: an fp8 product has the same bits alone and among tokens,
                         Bf16 &value = row[static_cast<std::size_t>(i)];
                         value = to_bf16(i < 32 && k > 32 ? 0.0f : to_f32(value) * factor);
                     }
-                    kernels.fp8_scales(row.data(), k, of_x.data());
+                    activations.fp8_scales(row.data(), k, of_x.data());
                     alone.emplace_back(static_cast<std::size_t>(n_blocks * cpu::kBlockCols));
                     for (int b = 0; b < n_blocks; ++b) {
                         const int from = b * cpu::kBlockCols, n = std::min(cpu::kBlockCols, k - from);
                         for (float *out : {x.data() + (b * kTokens + t) * cpu::kBlockCols, alone.back().data() + from})
-                            kernels.widen_fp8(row.data() + from, n, of_x.data() + from / 32, 0, out);
+                            activations.widen_fp8(row.data() + from, n, of_x.data() + from / 32, 0, out);
                     }
                 }
                 const std::vector<int> exponents(kTokens, 0);

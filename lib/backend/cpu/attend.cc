@@ -59,8 +59,8 @@ void CpuStages::attend_heads(const AttendArgs &a, int token, int first_head, int
     const std::int64_t head0 = std::int64_t{token - a.tile.first} * c.n_heads;
     const int n_heads = last_head - first_head, n_padded = (n_heads + 3) / 4 * 4;
     for (int h = 0; h < n_padded; ++h) // the last four may be fewer: the last head once more
-        dot_.widen(a.q + (head0 + std::min(first_head + h, last_head - 1)) * hd, c.head_dim, cpu::Order::kNatural,
-                   s.q + h * hd);
+        activations_.widen(a.q + (head0 + std::min(first_head + h, last_head - 1)) * hd, c.head_dim,
+                           cpu::Order::kNatural, s.q + h * hd);
     for (std::int64_t r = 0; r < n_rows; r += kBlockRows) {
         const int n = static_cast<int>(std::min(kBlockRows, n_rows - r));
         for (int h = 0; h < n_padded; h += 4)

@@ -1,7 +1,7 @@
 // Products of weight rows with float activations, one kernel for every weight format and every number of tokens.
 // Numerics: operands exact (fp8 times powers of two, see below), f32 sums as simd.h says, rounded by the caller.
-// One token: weights go from memory to registers. More: a few rows of 512 columns are widened into the level 1 cache
-// and multiplied with all tokens, three at a time, sums resting in memory from one block of columns to the next.
+// One token or a few: weights go from memory to registers. More: some rows of 512 columns are widened into the level 1
+// cache and multiplied with all tokens, three at a time, sums resting in memory from one block of columns to the next.
 #include "backend/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -9,6 +9,7 @@
 #include <hwy/foreach_target.h>
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/orders.h"
 #include "backend/cpu/simd.h"
 #include "numeric/fp8_linear.h"
 #include "numeric/q2_k.h"
@@ -22,142 +23,7 @@ namespace HWY_NAMESPACE {
 
 namespace {
 
-constexpr int kPairs = 2 * kLanes; // bf16 values that are split together
-
-// kPairs bf16 values as kLanes even and kLanes odd ones.
-HWY_INLINE void split_pairs(const uint8_t *p, VF (&even)[kParts], VF (&odd)[kParts]) {
-    const U u;
-    for (int part = 0; part < kParts; ++part) {
-        const VU pairs = hn::BitCast(u, hn::LoadU(U8(), p + 4 * kN * part));
-        even[part] = hn::BitCast(F(), hn::ShiftLeft<16>(pairs));
-        odd[part] = hn::BitCast(F(), hn::And(pairs, hn::Set(u, 0xffff0000u)));
-    }
-}
-
-HWY_INLINE void pad(int n, float *out) {
-    for (const int64_t end = padded_cols(n); n < end; ++n) out[n] = 0.0f;
-}
-
-// kE4m3Vectors vectors of e4m3 codes as floats, some of the targets times a power of two that the factors of the blocks
-// take back. place(i) is the column of the group that lies at i then. `largest` keeps the largest magnitude of all
-// codes where the result of a NaN code is a number, so that the caller can tell.
-#if HWY_TARGET == HWY_AVX3_DL
-constexpr int kE4m3Vectors = 4;
-constexpr float kE4m3Up = 1.0f;
-
-// The upper and the lower byte of each magnitude as bf16. They are interleaved within 16 bytes, then split as pairs.
-struct E4m3Table {
-    alignas(64) uint8_t upper[128], lower[128];
-};
-constexpr E4m3Table make_e4m3_table() {
-    E4m3Table table{};
-    for (int code = 0; code < 128; ++code) {
-        uint32_t bits = 0x7fc0; // NaN
-        if (code < kE4m3Nan) {
-            int exponent = code >> 3, mantissa = code & 7;
-            if (exponent == 0)
-                for (exponent = 1; mantissa != 0 && mantissa < 8; --exponent) mantissa *= 2;
-            bits = mantissa == 0 && code < 8 ? 0u : static_cast<uint32_t>((exponent + 120) << 7 | (mantissa & 7) << 4);
-        }
-        table.upper[code] = static_cast<uint8_t>(bits >> 8);
-        table.lower[code] = static_cast<uint8_t>(bits & 0xff);
-    }
-    return table;
-}
-constexpr E4m3Table kE4m3Table = make_e4m3_table();
-
-constexpr int place(int i) {
-    const int vector = i / kN, lane = i % kN;
-    return lane / 4 * 16 + vector / 2 * 8 + lane % 4 * 2 + vector % 2;
-}
-
-HWY_INLINE VU8 look_up(const uint8_t *table, VU8 codes) {
-    const U8 u8;
-    return VU8{_mm512_permutex2var_epi8(hn::Load(u8, table).raw, codes.raw, hn::Load(u8, table + 64).raw)};
-}
-
-HWY_INLINE void split_e4m3(const uint8_t *p, int n, VF (&out)[kE4m3Vectors], VU8 &) {
-    const U8 u8;
-    const U u;
-    const VU8 codes = n >= 4 * kN ? hn::LoadU(u8, p) : hn::MaskedLoad(hn::FirstN(u8, static_cast<size_t>(n)), u8, p);
-    const VU8 lower = look_up(kE4m3Table.lower, codes);
-    const VU8 upper = hn::Or(look_up(kE4m3Table.upper, codes), hn::And(codes, hn::Set(u8, 0x80)));
-    const VU pairs[2] = {hn::BitCast(u, hn::InterleaveLower(u8, lower, upper)),
-                         hn::BitCast(u, hn::InterleaveUpper(u8, lower, upper))};
-    for (int i = 0; i < 2; ++i) {
-        out[2 * i] = hn::BitCast(F(), hn::ShiftLeft<16>(pairs[i]));
-        out[2 * i + 1] = hn::BitCast(F(), hn::And(pairs[i], hn::Set(u, 0xffff0000u)));
-    }
-}
-
-// In every vector the lower lanes are of the first block of 32 columns, the upper ones of the second.
-HWY_INLINE VF factors_at(const float *factors, int64_t column) {
-    return hn::Load(F(), factors + column / 64 * kN);
-}
-HWY_INLINE void put_factor(float *factors, int64_t block, float factor) {
-    hn::Store(hn::Set(hn::Half<F>(), factor), hn::Half<F>(), factors + block * (kN / 2));
-}
-#else
-constexpr int kE4m3Vectors = kN == 16 ? 2 : 4;
-constexpr float kE4m3Up = 256.0f;
-
-constexpr int place(int i) {
-    return i;
-}
-
-// Shifted into place the codes are f16 numbers, subnormal ones too, but for the NaN codes, which look like 480.
-HWY_INLINE void split_e4m3(const uint8_t *p, int, VF (&out)[kE4m3Vectors], VU8 &largest) {
-    const F f;
-    const U8 u8;
-    const U16 u16;
-    const hn::Half<U16> h16;
-    const hn::RebindToSigned<U16> i16;
-    const hn::Rebind<hwy::float16_t, F> f16;
-    const auto mask = hn::Set(u16, 0xbf80);
-#if HWY_TARGET == HWY_AVX3
-    const hn::Half<U8> codes_tag;
-    const auto codes = hn::LoadU(codes_tag, p);
-    largest = hn::Max(largest, hn::ZeroExtendVector(u8, hn::And(codes, hn::Set(codes_tag, kE4m3Nan))));
-    const auto raised = hn::BitCast(i16, hn::ShiftLeft<8>(hn::PromoteTo(u16, codes)));
-    const auto a = hn::And(hn::BitCast(u16, hn::ShiftRight<1>(raised)), mask);
-    out[0] = hn::PromoteTo(f, hn::BitCast(f16, hn::LowerHalf(h16, a)));
-    out[1] = hn::PromoteTo(f, hn::BitCast(f16, hn::UpperHalf(h16, a)));
-#else
-    const VU8 codes = hn::LoadU(u8, p);
-    largest = hn::Max(largest, hn::And(codes, hn::Set(u8, kE4m3Nan)));
-    const VU8 zero = hn::Zero(u8);
-    // Codes in the upper bytes; the arithmetic shift leaves the sign in place and a copy below, which the mask clears.
-    const auto low = hn::BitCast(i16, hn::InterleaveLower(u8, zero, codes));
-    const auto high = hn::BitCast(i16, hn::InterleaveUpper(u8, zero, codes));
-    const auto a = hn::And(hn::BitCast(u16, hn::ShiftRight<1>(low)), mask);
-    const auto b = hn::And(hn::BitCast(u16, hn::ShiftRight<1>(high)), mask);
-    // Interleaving works within 16 bytes: registers of 32 hold codes 0-7 and 16-23 in a, the others in b.
-    constexpr int kSecond = kParts == 1 ? 2 : 1, kThird = kParts == 1 ? 1 : 2;
-    out[0] = hn::PromoteTo(f, hn::BitCast(f16, hn::LowerHalf(h16, a)));
-    out[kSecond] = hn::PromoteTo(f, hn::BitCast(f16, hn::UpperHalf(h16, a)));
-    out[kThird] = hn::PromoteTo(f, hn::BitCast(f16, hn::LowerHalf(h16, b)));
-    out[3] = hn::PromoteTo(f, hn::BitCast(f16, hn::UpperHalf(h16, b)));
-#endif
-}
-
-HWY_INLINE VF factors_at(const float *factors, int64_t column) {
-    return hn::Set(F(), factors[column / 32]);
-}
-HWY_INLINE void put_factor(float *factors, int64_t block, float factor) {
-    factors[block] = factor;
-}
-#endif
-constexpr int kE4m3Group = kE4m3Vectors * kN;
-
-HWY_INLINE bool has_nan(VU8 largest) {
-    return !hn::AllFalse(U8(), hn::Eq(largest, hn::Set(U8(), kE4m3Nan)));
-}
-
-HWY_INLINE float nan() {
-    return float_from_bits(0x7fc00000u);
-}
-
-constexpr int kRows = 4; // rows that share the activations of one token
+constexpr int kRows = 4; // rows that share the activations of a few tokens
 
 // ---- One block of columns: kPanelRows widened rows times kTokens tokens ----
 
@@ -319,27 +185,6 @@ template <class Format> HWY_INLINE void multiply_few(const DotArgs &a, const flo
 
 // ---- BF16 ----
 
-HWY_INLINE void widen_group(const uint8_t *row, float *out) {
-    VF even[kParts], odd[kParts];
-    split_pairs(row, even, odd);
-    for (int part = 0; part < kParts; ++part) {
-        hn::Store(even[part], F(), out + kN * part);
-        hn::Store(odd[part], F(), out + kLanes + kN * part);
-    }
-}
-
-void widen_pairs(const uint8_t *row, int n, float *out) {
-    int i = 0;
-    for (; i + kPairs <= n; i += kPairs) widen_group(row + 2 * i, out + i);
-    if (i < n) {
-        uint8_t tail[2 * kPairs] = {};
-        std::memcpy(tail, row + 2 * i, static_cast<size_t>(2 * (n - i)));
-        widen_group(tail, out + i);
-        i += kPairs;
-    }
-    pad(i, out);
-}
-
 struct Bf16Format {
     static constexpr int kBytes = 2, kGroup = kPairs;
     HWY_INLINE void widen(const uint8_t *row, int64_t column, int n, float *out) const {
@@ -384,12 +229,6 @@ void dot_f32(const DotArgs &a) {
 // A product is (code * 2^(s - S)) * (x code * 2^(t - T)) with s and t the scales of its blocks, S the largest scale of
 // the weight's block row and T the token's; the sum is multiplied by 2^(S + T) at the end. So no factor overflows,
 // whatever the scales, and what is lost lies 2^100 below the largest block.
-
-// 2^(code - largest), 0 where that is no normal number.
-HWY_INLINE float relative_scale(int code, int largest) {
-    const int exponent = code - largest + 127;
-    return exponent > 0 ? float_from_bits(static_cast<uint32_t>(exponent) << 23) : 0.0f;
-}
 
 // kScaled: the activations have taken the factors.
 template <bool kScaled> struct Fp8Format {
@@ -501,127 +340,7 @@ void dot_q2_k_plain(const DotArgs &a) {
     multiply(a, Q2KFormat{});
 }
 
-// ---- Activations ----
-
-void widen_natural(const Bf16 *x, int n, float *out) {
-    int i = 0;
-    for (; i + kN <= n; i += kN) hn::Store(load_bf16(&x[i].bits), F(), out + i);
-    for (; i < n; ++i) out[i] = to_f32(x[i]);
-    pad(i, out);
-}
-
-constexpr bool kCodesStay = place(1) == 1;
-
-void order_codes(const float (&group)[kE4m3Group], float *out) {
-    for (int i = 0; i < kE4m3Group; ++i) out[i] = group[place(i)];
-}
-
-void widen(const Bf16 *x, int n, Order order, float *out) {
-    if (order == Order::kPairs) return widen_pairs(reinterpret_cast<const uint8_t *>(x), n, out);
-    if (order == Order::kNatural || kCodesStay) return widen_natural(x, n, out);
-    HWY_ALIGN float group[kE4m3Group];
-    static_assert(kCodesStay || kE4m3Group == padded_cols(1));
-    for (int i = 0; i < n; i += kE4m3Group) {
-        widen_natural(x + i, std::min(n - i, kE4m3Group), group);
-        order_codes(group, out + i);
-    }
-}
-
-HWY_INLINE VF abs_lanes(VF v) {
-    return hn::BitCast(F(), hn::And(hn::BitCast(U(), v), hn::Set(U(), ~kSignBit)));
-}
-
-// Largest magnitude of 32 values, as bits: infinities and NaN lie above every number.
-HWY_INLINE uint32_t amax_bits(const Bf16 *x) {
-    VU largest = hn::Zero(U());
-    for (int i = 0; i < 32; i += kN) largest = hn::Max(largest, hn::BitCast(U(), abs_lanes(load_bf16(&x[i].bits))));
-    HWY_ALIGN uint32_t lanes[kN];
-    hn::Store(largest, U(), lanes);
-    uint32_t bits = 0;
-    for (int i = 0; i < kN; ++i) bits = std::max(bits, lanes[i]);
-    return bits;
-}
-
-// As quantise_fp8_block.
-void fp8_scales(const Bf16 *x, int64_t n, uint8_t *scales) {
-    for (int64_t b = 0; b < n / 32; ++b) {
-        const uint32_t bits = amax_bits(x + 32 * b);
-        scales[b] = bits >= kInfBits
-                        ? kUe8m0Nan
-                        : pow2_to_ue8m0(pow2_ceil(std::max(float_from_bits(bits), kFp8AmaxFloor) / kE4m3Max));
-    }
-}
-
-// x / scale, an exact division, rounded to e4m3: to 4 significant bits, or to a multiple of 2^-9 below 2^-6. Adding and
-// taking away a power of two 20 binades up does that, to nearest even.
-void quantise_fp8(const Bf16 *x, int n, const uint8_t *scales, int exponent, float *out) {
-    const F f;
-    const U u;
-    for (int i = 0; i < n; i += kN) {
-        const int code = scales[i / 32];
-        if (code == kUe8m0Nan) {
-            hn::Store(hn::Set(f, nan()), f, out + i);
-            continue;
-        }
-        // Scales of activations lie between 2^-22 and 2^120: their inverse is a number.
-        const VF inverse = hn::Set(f, float_from_bits(static_cast<uint32_t>(254 - code) << 23));
-        const VF value = hn::Mul(load_bf16(&x[i].bits), inverse);
-        const VF magnitude = abs_lanes(value);
-        const VU binade = hn::Max(hn::And(hn::BitCast(u, magnitude), hn::Set(u, kInfBits)), hn::Set(u, 121u << 23));
-        const VF raised = hn::BitCast(f, hn::Add(binade, hn::Set(u, 20u << 23)));
-        const VF rounded = hn::Min(hn::Sub(hn::Add(magnitude, raised), raised), hn::Set(f, kE4m3Max));
-        const VU sign = hn::And(hn::BitCast(u, value), hn::Set(u, kSignBit));
-        const VF quantised = hn::BitCast(f, hn::Or(hn::BitCast(u, rounded), sign));
-        hn::Store(hn::Mul(quantised, hn::Set(f, relative_scale(code, exponent + 127))), f, out + i);
-    }
-}
-
-// In the order that split_e4m3() gives weights.
-void widen_fp8(const Bf16 *x, int n, const uint8_t *scales, int exponent, float *out) {
-    if (kCodesStay) {
-        quantise_fp8(x, n, scales, exponent, out);
-        return pad(n, out);
-    }
-    HWY_ALIGN float group[kE4m3Group];
-    for (int i = 0; i < n; i += kE4m3Group) {
-        const int n_group = std::min(n - i, kE4m3Group);
-        quantise_fp8(x + i, n_group, scales + i / 32, exponent, group);
-        std::fill(group + n_group, group + kE4m3Group, 0.0f);
-        order_codes(group, out + i);
-    }
-}
-
-// As numeric/q8.h, unpacked; the scale has gone through fp16.
-void quantise_q8(const Bf16 *x, int64_t n, int8_t *codes, float *d, float *sums) {
-    const F f;
-    const I i32;
-    for (int64_t b = 0; b < n / 32; ++b) {
-        const uint32_t bits = amax_bits(x + 32 * b);
-        const bool finite = bits < kInfBits;
-        const float step = float_from_bits(bits) / 127.0f;
-        d[b] = finite ? f16_to_f32(f32_to_f16(step)) : nan();
-        HWY_ALIGN int32_t block[32];
-        if (finite && step > 0.0f) {
-            for (int i = 0; i < 32; i += kN) {
-                const VF v = hn::Div(load_bf16(&x[32 * b + i].bits), hn::Set(f, step));
-                // Halves away from zero: the fraction of a number below 2^23 is exact.
-                const VI whole = hn::ConvertTo(i32, v);
-                const VF fraction = hn::Sub(v, hn::ConvertTo(f, whole));
-                const VI up = hn::VecFromMask(i32, hn::RebindMask(i32, hn::Ge(fraction, hn::Set(f, 0.5f))));
-                const VI down = hn::VecFromMask(i32, hn::RebindMask(i32, hn::Le(fraction, hn::Set(f, -0.5f))));
-                hn::Store(hn::Add(hn::Sub(whole, up), down), i32, block + i);
-            }
-        } else {
-            std::memset(block, 0, sizeof block);
-        }
-        for (int i = 0; i < 32; ++i) codes[32 * b + i] = static_cast<int8_t>(block[i]);
-        for (int i = 0; i < 8; ++i)
-            sums[8 * b + i] =
-                d[b] * static_cast<float>(block[4 * i] + block[4 * i + 1] + block[4 * i + 2] + block[4 * i + 3]);
-    }
-}
-
-constexpr DotKernels kTable = {dot_bf16, dot_f32, dot_fp8, dot_q2_k_plain, widen, widen_fp8, fp8_scales, quantise_q8};
+constexpr DotKernels kTable = {dot_bf16, dot_f32, dot_fp8, dot_q2_k_plain};
 
 } // namespace
 

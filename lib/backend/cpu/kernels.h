@@ -83,6 +83,9 @@ struct Q2KKernels {
 
 struct DotKernels {
     Dot bf16, f32, fp8, q2_k_plain;
+};
+
+struct ActivationKernels {
     // One token's values [from, from + n) of a row into its blocks; `from` is a multiple of 512, n at most 512.
     void (*widen)(const Bf16 *x, int n, Order order, float *out);
     // The same in the order kCodes, through the fp8 quantiser of activations; scale codes of the blocks of 32 have been
@@ -135,6 +138,7 @@ struct ScoreKernels {
 };
 
 const DotKernels &dot_kernels(std::int64_t target) noexcept;
+const ActivationKernels &activation_kernels(std::int64_t target) noexcept;
 const Q2KKernels &q2_k_kernels(std::int64_t target) noexcept;
 const AttendKernels &attend_kernels(std::int64_t target) noexcept;
 const ScoreKernels &score_kernels(std::int64_t target) noexcept;

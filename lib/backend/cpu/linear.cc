@@ -53,7 +53,7 @@ Activations CpuStages::take_activations(Buffer buffer, const Matrix &matrix, con
         a.q8 = {codes, d, sums};
         pool_.run(std::int64_t{n_groups} * n_tokens, k * 4, [&](int, std::int64_t row) {
             const Bf16 *source = x + row % n_tokens * stride + row / n_tokens * k;
-            dot_.quantise_q8(source, k, codes + row * k, d + row * (k / kQ8Block), sums + row * (k / 4));
+            activations_.quantise_q8(source, k, codes + row * k, d + row * (k / kQ8Block), sums + row * (k / 4));
         });
         return a;
     }
@@ -65,7 +65,7 @@ Activations CpuStages::take_activations(Buffer buffer, const Matrix &matrix, con
         int exponent = 0;
         if (a.form == Form::kFp8) {
             scales = scratch(slot);
-            dot_.fp8_scales(source, k, scales);
+            activations_.fp8_scales(source, k, scales);
             int largest = 0;
             for (std::int64_t b = 0; b < k / kFp8WeightBlock; ++b)
                 if (scales[b] != kUe8m0Nan) largest = std::max<int>(largest, scales[b]);
@@ -76,9 +76,10 @@ Activations CpuStages::take_activations(Buffer buffer, const Matrix &matrix, con
             const int n = static_cast<int>(std::min<std::int64_t>(kBlockCols, k - b * kBlockCols));
             float *out = values + b * n_tokens * kBlockCols;
             if (a.form == Form::kFp8)
-                dot_.widen_fp8(source + b * kBlockCols, n, scales + b * (kBlockCols / kFp8WeightBlock), exponent, out);
+                activations_.widen_fp8(source + b * kBlockCols, n, scales + b * (kBlockCols / kFp8WeightBlock),
+                                       exponent, out);
             else
-                dot_.widen(source + b * kBlockCols, n, order_of(a.form), out);
+                activations_.widen(source + b * kBlockCols, n, order_of(a.form), out);
         }
     });
     return a;

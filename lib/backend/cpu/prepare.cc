@@ -55,8 +55,8 @@ std::int64_t widest_input(const Config &c) {
 CpuStages::CpuStages(const StageOptions &options) : CpuStages(options, target_for(options).bit) {}
 
 CpuStages::CpuStages(const StageOptions &options, std::int64_t target)
-    : dot_(dot_kernels(target)), q2_k_(q2_k_kernels(target)), attend_(attend_kernels(target)),
-      score_(score_kernels(target)), pool_(options) {}
+    : activations_(activation_kernels(target)), dot_(dot_kernels(target)), q2_k_(q2_k_kernels(target)),
+      attend_(attend_kernels(target)), score_(score_kernels(target)), pool_(options) {}
 
 CpuStages::Lengths CpuStages::lengths(const Config &c, const StageSizes &sizes) const noexcept {
     const std::int64_t tile = sizes.n_tile_tokens;

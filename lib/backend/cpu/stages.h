@@ -135,6 +135,7 @@ private:
         return get<std::int16_t>(kStretches) + i * cpu::stretches_of(n_group_room_);
     }
 
+    const cpu::ActivationKernels &activations_;
     const cpu::DotKernels &dot_;
     const cpu::Q2KKernels &q2_k_;
     const cpu::AttendKernels &attend_;
