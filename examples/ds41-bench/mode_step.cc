@@ -21,18 +21,6 @@ namespace {
 /// More than full sizes take; of smaller ones, which are for trying out, some may then stay in a cache.
 constexpr size_t kMaxCopies = 64;
 
-struct Format {
-    const char *name;
-    ds41_dtype dtype;
-};
-constexpr Format kFormats[] = {{"bf16", DS41_DTYPE_BF16}, {"fp8", DS41_DTYPE_FP8_E4M3}, {"q2_k", DS41_DTYPE_Q2_K}};
-
-ds41_dtype dtype_of(const std::string &format) {
-    for (const Format &each : kFormats)
-        if (format == each.name) return each.dtype;
-    throw std::logic_error("no format " + format); // parse_options() refuses it
-}
-
 /// The device of a backend; null for those that compute on the host.
 const ds41::DeviceFunctions *device_of(const ds41::Backend &backend) {
     const ds41::DevicePlugin *plugin = std::strcmp(backend.name, "sim") == 0    ? &ds41::sim_plugin()
@@ -143,7 +131,8 @@ public:
         for (const std::string &format : options_.formats) {
             std::vector<std::unique_ptr<StepWeights>> copies; // made as they are needed
             for (const int layer : layers())
-                for (const int64_t context : options_.contexts) measure(layer, format, context, copies);
+                for (const int64_t context : options_.contexts)
+                    for (const int32_t rows : options_.rows) measure(layer, format, context, rows, copies);
         }
     }
 
@@ -161,34 +150,34 @@ private:
     }
 
     /// What comes before the layer reads other copies: it would leave this one in a cache.
-    std::unique_ptr<StepRig> rig(const Copies &copies, size_t i, int layer, int64_t context) const {
+    std::unique_ptr<StepRig> rig(const Copies &copies, size_t i, int layer, int64_t context, int32_t rows) const {
         auto rig = std::make_unique<StepRig>(raw_, backend_.name, options_.threads);
-        rig->set_up(*copies[i], *copies[(i + copies.size() / 2) % copies.size()], layer, context, options_.rows);
+        rig->set_up(*copies[i], *copies[(i + copies.size() / 2) % copies.size()], layer, context, rows);
         return rig;
     }
 
     void make_copies(Copies &copies, size_t n, const std::string &format) const {
         while (copies.size() < n)
-            copies.push_back(std::make_unique<StepWeights>(config_, backend_.memory(), dtype_of(format)));
+            copies.push_back(std::make_unique<StepWeights>(config_, backend_.memory(), dtype_of_format(format)));
     }
 
-    void measure(int layer, const std::string &format, int64_t context, Copies &copies) {
+    void measure(int layer, const std::string &format, int64_t context, int32_t rows, Copies &copies) {
         StepCost cost;
         cost.kind = kind_of(config_.role(layer));
         cost.format = format;
         cost.backend = backend_.name;
         cost.layer = layer;
         cost.context = context;
-        cost.n_rows = options_.rows;
+        cost.n_rows = rows;
         cost.scale = options_.scale;
         char shape[120];
         std::snprintf(shape, sizeof(shape), " (layer %d), %s, context %lld, %d %s", layer, format.c_str(),
-                      static_cast<long long>(context), options_.rows, options_.rows == 1 ? "row" : "rows");
+                      static_cast<long long>(context), rows, rows == 1 ? "row" : "rows");
         cost.name = cost.kind + shape + (options_.scale > 1 ? ", scale " + std::to_string(options_.scale) : "");
-        cost.stages = step_floor(config_, layer, dtype_of(format), context, options_.rows);
+        cost.stages = step_floor(config_, layer, dtype_of_format(format), context, rows);
         make_copies(copies, 1, format);
         if (counts_bytes(device_))
-            report_.add(count(*device_, *rig(copies, 0, layer, context), std::move(cost)));
+            report_.add(count(*device_, *rig(copies, 0, layer, context, rows), std::move(cost)));
         else
             time(cost, copies);
     }
@@ -207,7 +196,7 @@ private:
         std::vector<std::shared_ptr<StepRig>> rigs;
         std::vector<std::span<const std::byte>> matrices;
         for (size_t i = 0; i < n_copies; ++i) {
-            rigs.push_back(rig(copies, i, cost.layer, cost.context));
+            rigs.push_back(rig(copies, i, cost.layer, cost.context, cost.n_rows));
             matrices.push_back(copies[i]->matrices_of(cost.layer));
         }
 

@@ -15,6 +15,7 @@ struct Mode {
     const char *summary; ///< For --help, one line.
     bool takes_path;
     const char *options; ///< Those that it takes beside the common ones, each in spaces: " --layers --backend ".
+    const char *rows, *contexts; ///< Defaults of --rows and --contexts.
     void (*run)(const Options &options, Report &report);
 };
 
@@ -25,5 +26,9 @@ const Mode *find_mode(const std::string &name); ///< NULL for none.
 void run_read(const Options &options, Report &report);
 void run_load(const Options &options, Report &report);
 void run_step(const Options &options, Report &report);
+void run_proj(const Options &options, Report &report);
+void run_prefill(const Options &options, Report &report);
+void run_attend(const Options &options, Report &report);
+void run_index(const Options &options, Report &report);
 
 } // namespace bench

@@ -86,7 +86,9 @@ void set_contexts(Options &options, const std::string &value) {
 }
 
 void set_rows(Options &options, const std::string &value) {
-    options.rows = number_between("--rows", value, 1, 1024, "a count from 1 to 1024");
+    options.rows.clear();
+    for (const std::string &part : parts_of("--rows", value))
+        options.rows.push_back(number_between("--rows", part, 1, 1024, "counts from 1 to 1024"));
 }
 
 void set_scale(Options &options, const std::string &value) {
@@ -141,6 +143,8 @@ void check(Options &options, const std::vector<std::string> &plain, const std::s
     for (const std::string &name : special)
         if (std::string_view(mode->options).find(" " + name + " ") == std::string_view::npos)
             throw BadUsage("mode " + options.mode + " takes no option " + name);
+    if (options.rows.empty()) set_rows(options, mode->rows);
+    if (options.contexts.empty()) set_contexts(options, mode->contexts);
 }
 
 } // namespace

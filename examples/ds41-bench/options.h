@@ -24,9 +24,9 @@ struct Options {
     int32_t n_layers = 0; ///< 0: to the end.
 
     std::vector<std::string> formats = {"bf16", "fp8", "q2_k"};
-    std::vector<int64_t> contexts = {4096, 65536}; ///< Tokens, those of the step included.
-    int32_t rows = 1;                              ///< Sequences of the step.
-    int32_t scale = 1;                             ///< Sizes are divided by it.
+    std::vector<int64_t> contexts; ///< Tokens, those of the step included, or keys. Default: the mode's.
+    std::vector<int32_t> rows;     ///< Sequences of the step, or tokens. Default: the mode's.
+    int32_t scale = 1;             ///< Sizes are divided by it.
 };
 
 /// The command line is wrong; the message is a sentence.

@@ -66,50 +66,17 @@ uint64_t combine(std::span<const std::byte> bytes) {
 
 } // namespace
 
-PlainReader::PlainReader(int n_threads) : results_(static_cast<size_t>(n_threads)) {
-    try {
-        for (size_t thread = 1; thread < results_.size(); ++thread) threads_.emplace_back([=, this] { serve(thread); });
-    } catch (...) { // no more threads to be had
-        end_threads();
-        throw;
-    }
-}
-
-PlainReader::~PlainReader() {
-    end_threads();
-}
-
-void PlainReader::end_threads() {
-    ends_ = true;
-    ++n_reads_;
-    n_reads_.notify_all();
-    for (std::thread &thread : threads_) thread.join();
-}
-
-std::span<const std::byte> PlainReader::share(size_t thread) const {
-    constexpr size_t kAlign = 4096; // no two threads on one page, and all shares but the last of whole words
-    const size_t n_blocks = bytes_.size() / kAlign, n = results_.size();
-    const size_t begin = n_blocks * thread / n * kAlign, end = n_blocks * (thread + 1) / n * kAlign;
-    return bytes_.subspan(begin, thread + 1 == n ? std::dynamic_extent : end - begin);
-}
-
-void PlainReader::serve(size_t thread) {
-    for (uint32_t n_seen = 0;;) {
-        n_reads_.wait(n_seen);
-        n_seen = n_reads_;
-        if (ends_) return;
-        results_[thread] = combine(share(thread));
-        if (--n_busy_ == 0) n_busy_.notify_one();
-    }
-}
+PlainReader::PlainReader(int n_threads) : results_(static_cast<size_t>(n_threads)), team_(n_threads) {}
 
 uint64_t PlainReader::read(std::span<const std::byte> bytes) {
-    bytes_ = bytes;
-    n_busy_ = static_cast<uint32_t>(threads_.size());
-    ++n_reads_;
-    n_reads_.notify_all();
-    results_[0] = combine(share(0));
-    for (uint32_t n_busy = n_busy_; n_busy != 0; n_busy = n_busy_) n_busy_.wait(n_busy);
+    constexpr size_t kAlign = 4096; // no two threads on one page, and all shares but the last of whole words
+    const auto n_blocks = static_cast<int64_t>(bytes.size() / kAlign);
+    team_.run([&](size_t thread) {
+        const auto begin = static_cast<size_t>(team_.part(n_blocks, thread)) * kAlign,
+                   end = static_cast<size_t>(team_.part(n_blocks, thread + 1)) * kAlign;
+        const size_t n = thread + 1 == team_.n_threads() ? std::dynamic_extent : end - begin;
+        results_[thread] = combine(bytes.subspan(begin, n));
+    });
     return std::accumulate(results_.begin(), results_.end(), uint64_t(0), std::bit_xor<>());
 }
 

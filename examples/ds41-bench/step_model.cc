@@ -2,6 +2,8 @@
 // groups are selected.
 #include "step_model.h"
 
+#include "noise.h"
+
 #include "model/weight_places.h"
 #include "numeric/q2_k.h"
 #include "numeric/rows.h"
@@ -20,31 +22,6 @@ namespace {
 // Every block of a matrix starts at a multiple of this: Q2_K blocks of all layers then stand where the filling has
 // them.
 constexpr size_t kPlaceAlignment = 64 * kQ2KBytes;
-
-class Noise {
-public:
-    explicit Noise(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15 + 1) {}
-    uint64_t next() {
-        state_ ^= state_ << 13;
-        state_ ^= state_ >> 7;
-        state_ ^= state_ << 17;
-        return state_;
-    }
-    /// Bits of `keep` are noise, those of `set` are set.
-    template <class Word> void fill(void *data, size_t n_words, Word keep, Word set) {
-        auto *bytes = static_cast<std::byte *>(data);
-        for (size_t i = 0; i < n_words; ++i, bytes += sizeof(Word)) {
-            const auto word = static_cast<Word>((static_cast<Word>(next() >> 16) & keep) | set);
-            std::memcpy(bytes, &word, sizeof(word));
-        }
-    }
-
-private:
-    uint64_t state_;
-};
-
-constexpr uint8_t kE4m3Keep = 0x9f, kE4m3Set = 0x20;            // 2^-3 to 2
-constexpr uint32_t kF32Keep = 0x807fffff, kF32Set = 0x3c000000; // 2^-7
 
 /// A stretch of weights that can be repeated.
 std::vector<std::byte> weight_noise(ds41_dtype dtype) {
@@ -81,6 +58,13 @@ int32_t scaled(int32_t size, int32_t scale, int32_t multiple) {
 }
 
 } // namespace
+
+ds41_dtype dtype_of_format(const std::string &format) {
+    if (format == "bf16") return DS41_DTYPE_BF16;
+    if (format == "fp8") return DS41_DTYPE_FP8_E4M3;
+    if (format == "q2_k") return DS41_DTYPE_Q2_K;
+    throw std::logic_error("no format " + format); // parse_options() refuses it
+}
 
 ds41_config step_config(int32_t scale) {
     ds41_config config;
@@ -263,7 +247,7 @@ void StepRig::set_up(const StepWeights &weights, const StepWeights &of_before, i
     }
     const auto n_values = static_cast<size_t>(n_rows) * static_cast<size_t>(model_->config().dim);
     std::vector<uint16_t> values(n_values);
-    Noise(7).fill<uint16_t>(values.data(), n_values, 0x807f, 0x3f00);
+    Noise(7).fill<uint16_t>(values.data(), n_values, kBf16Keep, kBf16Set);
     x_ = Block(model_->memory(), n_values * sizeof(uint16_t));
     out_ = Block(model_->memory(), n_values * sizeof(uint16_t));
     model_->memory().upload(x_.data(), values.data(), x_.n_bytes());
@@ -280,16 +264,14 @@ void StepRig::fill(Sequence &seq, int layer, uint64_t seed) const {
         for (int64_t first = 0; first < n_rows; first += kPageRows) {
             const auto n = static_cast<size_t>(std::min<int64_t>(kPageRows, n_rows - first));
             if (first % kFresh == 0) {
-                page.assign(kPageRows * view.row_bytes, scale);
-                for (size_t row = 0; row < kPageRows; ++row)
-                    noise.fill<uint8_t>(page.data() + row * view.row_bytes, n_codes, keep, set);
+                page.resize(kPageRows * view.row_bytes);
+                bench::fill_rows(noise, page.data(), kPageRows, view.row_bytes, n_codes, keep, set, scale);
             }
             model_->memory().upload(view.row(first), page.data(), n * view.row_bytes);
         }
     };
     Sequence::LayerState &state = seq.layer(layer);
     const auto head_dim = static_cast<size_t>(config.head_dim);
-    constexpr uint8_t kUe8m0One = 127, kE4m3One = 0x38;
     fill_rows(state.window.view(), std::min<int64_t>(context_, config.window_size), head_dim, kE4m3Keep, kE4m3Set,
               kUe8m0One);
     if (!role.is_kv_source) return;

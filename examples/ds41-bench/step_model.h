@@ -19,6 +19,9 @@
 
 namespace bench {
 
+/// Of a name that --formats takes.
+ds41_dtype dtype_of_format(const std::string &format);
+
 /// The configuration of DeepSeek-V4.1-Flash, its sizes divided by `scale` as far as every weight format allows.
 ds41_config step_config(int32_t scale);
 
