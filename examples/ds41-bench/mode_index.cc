@@ -76,7 +76,7 @@ public:
             for (const Bf16 value : values) plain_queries_.push_back(to_f32(value));
         }
         plain_weights_ = widened(weights_);
-        plain_weights_.resize((plain_weights_.size() + 3) / 4 * 4); // heads that count nothing
+        plain_weights_.resize((plain_weights_.size() + 7) / 8 * 8); // heads that count nothing
         plain_queries_.resize(plain_weights_.size() * n);
         groups_.resize(size_of(std::min<int64_t>(n_keys, config.index_topk)));
         scores.resize(size_of(n_keys));

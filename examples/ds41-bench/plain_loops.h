@@ -32,7 +32,7 @@ void plain_attend(const float *q, const float *rows, int64_t n_rows, int64_t n, 
                   float *out);
 
 /// Index scores of keys [n_keys, n] in bf16: of each head's product what is positive, weighed and summed, in f32.
-/// Queries are [n_heads, n]. n_heads is a multiple of 4, n of 2.
+/// Queries are [n_heads, n]. n_heads is a multiple of 8, n of 2.
 void plain_scores(const float *queries, const float *weights, int64_t n_heads, const ds41::Bf16 *keys, int64_t n_keys,
                   int64_t n, float *scores);
 
