@@ -18,8 +18,8 @@ using namespace ds41;
 
 namespace {
 
-constexpr int kLayer = 2;           // of those that attend to compressed rows; it is the same in all
-constexpr size_t kMaxCopies = 4096; // more than full sizes take
+constexpr int kLayer = 2;          // of those that attend to compressed rows; it is the same in all
+constexpr size_t kMaxCopies = 256; // more than 32K tokens take: 64 MB of rows and more
 
 size_t size_of(int64_t n) {
     return static_cast<size_t>(n);

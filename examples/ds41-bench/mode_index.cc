@@ -22,7 +22,7 @@ using namespace ds41;
 
 namespace {
 
-constexpr size_t kMaxCopies = 1024; // more than full sizes take
+constexpr size_t kMaxCopies = 256; // more than 64K keys take
 
 size_t size_of(int64_t n) {
     return static_cast<size_t>(n);

@@ -198,10 +198,12 @@ std::string help_text() {
                   step: each of these layers; default: the first one of each kind
   --backend NAME  load, step: backend; default: the best that runs here. `sim`, with DS41_PLUGIN_PATH set to the folder
                   of libds41-sim.so, counts instead of taking time
-  --formats LIST  step: formats of the weights, of bf16, fp8 and q2_k; default: all
-  --contexts LIST step: tokens of each sequence, with K for 1024; default: 4K,64K
-  --rows N        step: sequences, with a token each; default: 1
-  --scale N       step: sizes of the model divided by N, as far as every format allows; default: 1
+  --formats LIST  step, proj, prefill: formats of the weights, of bf16, fp8 and q2_k; default: all
+  --contexts LIST step, attend: tokens of each sequence, with K for 1024; default: 4K,64K (step), 64K (attend)
+                  index: keys; default: 64K,1024K
+  --rows LIST     step: sequences, with a token each; proj, prefill: tokens; default: 1, and 64,512 (prefill)
+  --scale N       step, proj, prefill, attend, index: sizes of the model divided by N, as far as every format allows;
+                  default: 1
 
 Mode load measures until the model is ready: `copied` with the weights in memory of the model, `mapped` with those left
 in the mapping of the files that the backend can read there, whose pages are read at their first use. The floor is a
@@ -221,6 +223,17 @@ A backend may do a stage's work in an earlier one: what counts is the ratio in a
 what the host does in the step before (prep, for these layers alone) and in the layer's own part: launches, uploads
 and their bytes, synchronisations; and likewise for a graph of that layer. Other backends are timed, on a CPU beside a
 plain read of the weights. A run takes another copy of the weights each time, over more than the caches hold.
+
+Modes proj, prefill, attend and index time stages of the cpu backend alone, with made-up numbers, in copies over more
+than the caches hold. Before that each checks that its contestants compute the same, and fails where they do not.
+  proj, prefill   `ours` is stages `project` and `output`: five projections, and the norms, rotations and packing around
+                  them. Other libraries do the products alone, on inputs that are ready: of oneDNN a `matmul` with the
+                  matrices in the order it asks for, of OpenBLAS `sgemm`. bf16 only; one that is missing is told (JSON:
+                  not_measured). `plain loop` of q2_k: a row at a time, vectorised by the compiler
+  attend          `ours` is stage `attend` of one token; `plain loop` unpacks each row once, too, then a loop a head
+  index           `ours` is stage `select` of one token, scores and choice, beside scores alone of the same keys as bf16;
+                  and the choice alone, on one thread, beside std::nth_element
+OpenMP's and OpenBLAS's threads are given 50 ms after each run to fall asleep.
 
 Every contestant of a case runs once untimed; then they run in rounds, each once a round, in an order that rotates.
 A sample is dropped when other processes took the CPUs away meanwhile: involuntary context switches (of long samples

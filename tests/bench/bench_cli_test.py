@@ -55,8 +55,10 @@ class BenchTest(unittest.TestCase):
             self.assertEqual(record["n_kept"] + record["n_dropped"], n_rounds)
             self.assertEqual((record["cpu"], record["library"]), (document["cpu"], document["library"]))
             self.assertGreater(record["bytes"], 0)
-            self.assertIsNone(record["flops"])
-            self.assertIsNone(record["gflop_per_s"])
+            if record["flops"] and record["n_kept"]:
+                self.assertAlmostEqual(record["gflop_per_s"] * record["us"]["median"] * 1e3 / record["flops"], 1)
+            else:
+                self.assertIsNone(record["gflop_per_s"])
             if record["n_kept"]:
                 self.check_summary(record["us"], n_rounds)
                 self.assertEqual(record["us"]["n"], record["n_kept"])
@@ -117,6 +119,75 @@ class BenchTest(unittest.TestCase):
         document = self.document("read", "--rounds", 3, "--threads", 2)
         (records,) = self.check_records(document, 3).values()
         self.assertEqual([record["threads"] for record in records], [1, 2])
+        self.assertEqual([record["flops"] for record in records], [None, None])
+
+    def check_stages(self, mode, *arguments):
+        """Records by case, of a mode that times stages of the CPU alone, at sizes divided by 32."""
+        document = self.document(mode, "--scale", 32, "--rounds", 3, "--threads", 2, *arguments)
+        by_case = self.check_records(document, 3)
+        for records in by_case.values():
+            self.assertEqual({(r["mode"], r["backend"], r["floor"]) for r in records}, {(mode, "cpu", "plain read")})
+            self.assertLessEqual(len({r["flops"] for r in records if r["flops"]}), 1)
+        return document, by_case
+
+    # Values of the five matrices, whose sizes are 5120, 1280, 512, 64, 1024 and 8 groups divided by 32, or the least.
+    PROJ_VALUES = 256 * 256 + 256 * 256 + 8 * 256 * 256 + 256 * 256 + 256 * 256
+
+    def check_projections(self, mode, rows, *arguments):
+        document, by_case = self.check_stages(mode, *arguments)
+        words = {n: f"{n} row" if n == 1 else f"{n} rows" for n in rows}
+        self.assertEqual(list(by_case), [f"{f}, {words[n]}, scale 32" for f in ("bf16", "fp8", "q2_k") for n in rows])
+        for (case, records), n in zip(by_case.items(), 3 * rows):
+            here = [r["contestant"] for r in records]
+            missing = {m["case"]: m["reason"] for m in document["not_measured"] if m["case"].startswith(case + ", ")}
+            others = [m[len(case) + 2 :] for m in missing]
+            if case.startswith("bf16"):
+                self.assertEqual({*here, *others}, {"plain read", "ours", "oneDNN, bf16", "oneDNN, f32", "OpenBLAS, f32"})
+                self.assertEqual(len(here) + len(others), 5)  # each is timed, or said to be missing
+                self.assertTrue(all(missing.values()))
+            else:
+                baseline = ["plain loop"] if case == "q2_k, 1 row, scale 32" else []
+                self.assertEqual((here, others), (["plain read", "ours"] + baseline, []))
+            self.assertEqual({r["flops"] for r in records[1:]}, {2 * n * self.PROJ_VALUES})
+            self.assertEqual({r["threads"] for r in records}, {2})
+        weights = {case.split(",")[0]: records[1]["bytes"] for case, records in by_case.items()}
+        for form, n_bytes in (("bf16", 2), ("fp8", 1), ("q2_k", 84 / 256)):
+            self.assertGreaterEqual(weights[form], self.PROJ_VALUES * n_bytes)
+            self.assertLess(weights[form], self.PROJ_VALUES * n_bytes * 1.1)
+
+    def test_proj(self):
+        self.check_projections("proj", [1, 5], "--rows", "1,5")
+
+    def test_prefill(self):
+        self.check_projections("prefill", [64, 512])
+
+    def test_attend(self):
+        # Of the smallest size: 8 heads of 256, a window of 4, and up to 16 selected rows of half as many as tokens.
+        _, by_case = self.check_stages("attend", "--contexts", "3,100,1K")
+        shapes = [("4 rows", 3 + 1), ("20 rows", 4 + 16), ("20 rows", 4 + 16)]
+        for (case, records), context, (words, n_rows) in zip(by_case.items(), (3, 100, 1024), shapes):
+            self.assertEqual(case, f"8 heads of 256, {words} of a context of {context}")
+            self.assertEqual([r["contestant"] for r in records], ["plain read", "plain loop", "ours"])
+            self.assertEqual(records[2]["flops"], 4 * 8 * 256 * n_rows)
+
+    def test_index(self):
+        _, by_case = self.check_stages("index", "--contexts", "5,1001,2K")
+        cases = [f"{n} keys of 128, 1 heads" for n in ("5", "1001", "2K")]
+        cases += [f"best {k} of {n} scores" for k, n in ((5, "5"), (16, "1001"), (16, "2K"))]
+        self.assertEqual(list(by_case), cases)
+        for case in cases[:3]:
+            self.assertEqual([r["contestant"] for r in by_case[case]], ["plain read", "scores of bf16 keys", "ours"])
+        for case in cases[3:]:
+            self.assertEqual([r["contestant"] for r in by_case[case]], ["plain read", "std::nth_element", "ours"])
+        self.assertEqual(by_case[cases[1]][1]["bytes"], 1001 * 128 * 2)
+
+    def test_the_table_says_who_is_missing(self):
+        document = self.document("proj", "--scale", 32, "--rounds", 3, "--formats", "bf16")
+        result = run("proj", "--scale", 32, "--rounds", 3, "--formats", "bf16")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for name in ("oneDNN, bf16", "oneDNN, f32", "OpenBLAS, f32"):
+            self.assertIn(name, result.stdout)
+        self.assertEqual(result.stdout.count(": not measured: "), len(document["not_measured"]))
 
     def test_the_table_shows_every_contestant(self):
         result = run("load", self.release, "--rounds", 3)

@@ -52,16 +52,25 @@ TEST_CASE("mode step takes lists") {
     const Options defaults = parse({"step"});
     CHECK(defaults.formats == std::vector<std::string>{"bf16", "fp8", "q2_k"});
     CHECK(defaults.contexts == std::vector<int64_t>{4096, 65536});
-    CHECK(defaults.rows == 1);
+    CHECK(defaults.rows == std::vector<int32_t>{1});
     CHECK(defaults.scale == 1);
-    const Options options = parse({"step", "--formats", "q2_k,bf16", "--contexts=2,3K,1024K,1048576", "--rows", "4",
+    const Options options = parse({"step", "--formats", "q2_k,bf16", "--contexts=2,3K,1024K,1048576", "--rows", "4,16",
                                    "--scale", "8", "--layers", "20-24", "--backend", "sim"});
     CHECK(options.formats == std::vector<std::string>{"q2_k", "bf16"});
     CHECK(options.contexts == std::vector<int64_t>{2, 3072, 1048576, 1048576});
-    CHECK(options.rows == 4);
+    CHECK(options.rows == std::vector<int32_t>{4, 16});
     CHECK(options.scale == 8);
     CHECK(options.first_layer == 20);
     CHECK(options.n_layers == 5);
+}
+
+TEST_CASE("modes have defaults of their own") {
+    CHECK(parse({"proj"}).rows == std::vector<int32_t>{1});
+    CHECK(parse({"prefill"}).rows == std::vector<int32_t>{64, 512});
+    CHECK(parse({"--rows=7", "prefill"}).rows == std::vector<int32_t>{7});
+    CHECK(parse({"attend"}).contexts == std::vector<int64_t>{65536});
+    CHECK(parse({"index"}).contexts == std::vector<int64_t>{65536, 1048576});
+    CHECK(parse({"index", "--contexts", "3"}).contexts == std::vector<int64_t>{3});
 }
 
 TEST_CASE("--help and --version need nothing else") {
@@ -116,7 +125,15 @@ TEST_CASE("a wrong command line is refused with a sentence that shows what is wr
         {{"step", "--contexts", "4096,,2"}, "--contexts is '4096,,2'"},
         {{"step", "--rows", "0"}, "--rows is '0'"},
         {{"step", "--rows", "1025"}, "--rows is '1025'"},
+        {{"step", "--rows", "1,,2"}, "--rows is '1,,2', need values between commas"},
+        {{"prefill", "--rows", "64,1025"}, "--rows is '1025', need counts from 1 to 1024"},
         {{"step", "--scale", "0"}, "--scale is '0'"},
+        {{"proj", "file"}, "mode proj takes no argument 'file'"},
+        {{"proj", "--contexts", "4K"}, "mode proj takes no option --contexts"},
+        {{"prefill", "--layers", "1"}, "mode prefill takes no option --layers"},
+        {{"attend", "--rows", "1"}, "mode attend takes no option --rows"},
+        {{"index", "--formats", "bf16"}, "mode index takes no option --formats"},
+        {{"index", "--backend", "cpu"}, "mode index takes no option --backend"},
     };
     for (const Row &row : rows) {
         std::string message;
