@@ -152,7 +152,10 @@ private:
     /// What comes before the layer reads other copies: it would leave this one in a cache.
     std::unique_ptr<StepRig> rig(const Copies &copies, size_t i, int layer, int64_t context, int32_t rows) const {
         auto rig = std::make_unique<StepRig>(raw_, backend_.name, options_.threads);
-        rig->set_up(*copies[i], *copies[(i + copies.size() / 2) % copies.size()], layer, context, rows);
+        std::vector<StepLayer> before;
+        for (const int each : layers_before(config_, layer))
+            before.push_back({each, copies[(i + copies.size() / 2) % copies.size()].get()});
+        rig->set_up(before, {{layer, copies[i].get()}}, context, rows);
         return rig;
     }
 

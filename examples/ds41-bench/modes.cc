@@ -11,6 +11,8 @@ std::span<const Mode> all_modes() {
          " --layers --backend ", "1", "4K", run_load},
         {"step", "one layer's part of a decode step at DeepSeek-V4.1-Flash's sizes, a layer of each kind", false,
          " --layers --backend --formats --contexts --rows --scale ", "1", "4K,64K", run_step},
+        {"stack", "a decode step of all layers at DeepSeek-V4.1-Flash's sizes, each with weights of its own", false,
+         " --backend --formats --contexts --rows --scale ", "1", "4K", run_stack},
         {"proj", "the five projections of a layer for one row, on the CPU, beside other libraries", false,
          " --formats --rows --scale ", "1", "4K", run_proj},
         {"prefill", "the same for 64 and for 512 rows", false, " --formats --rows --scale ", "64,512", "4K",

@@ -26,6 +26,7 @@ const Mode *find_mode(const std::string &name); ///< NULL for none.
 void run_read(const Options &options, Report &report);
 void run_load(const Options &options, Report &report);
 void run_step(const Options &options, Report &report);
+void run_stack(const Options &options, Report &report);
 void run_proj(const Options &options, Report &report);
 void run_prefill(const Options &options, Report &report);
 void run_attend(const Options &options, Report &report);

@@ -196,14 +196,15 @@ std::string help_text() {
 
   --layers A-B    load: only these layers, both included; default: all that the checkpoint holds
                   step: each of these layers; default: the first one of each kind
-  --backend NAME  load, step: backend; default: the best that runs here. `sim`, with DS41_PLUGIN_PATH set to the folder
-                  of libds41-sim.so, counts instead of taking time
-  --formats LIST  step, proj, prefill: formats of the weights, of bf16, fp8 and q2_k; default: all
-  --contexts LIST step, attend: tokens of each sequence, with K for 1024; default: 4K,64K (step), 64K (attend)
+  --backend NAME  load, step, stack: backend; default: the best that runs here. In step `sim`, with DS41_PLUGIN_PATH set
+                  to the folder of libds41-sim.so, counts instead of taking time
+  --formats LIST  step, stack, proj, prefill: formats of the weights, of bf16, fp8 and q2_k; default: all
+  --contexts LIST step, stack, attend: tokens of each sequence, with K for 1024; default: 4K,64K (step), 4K (stack),
+                  64K (attend)
                   index: keys; default: 64K,1024K
-  --rows LIST     step: sequences, with a token each; proj, prefill: tokens; default: 1, and 64,512 (prefill)
-  --scale N       step, proj, prefill, attend, index: sizes of the model divided by N, as far as every format allows;
-                  default: 1
+  --rows LIST     step, stack: sequences, with a token each; proj, prefill: tokens; default: 1, and 64,512 (prefill)
+  --scale N       step, stack, proj, prefill, attend, index: sizes of the model divided by N, as far as every format
+                  allows; default: 1
 
 Mode load measures until the model is ready: `copied` with the weights in memory of the model, `mapped` with those left
 in the mapping of the files that the backend can read there, whose pages are read at their first use. The floor is a
@@ -223,6 +224,9 @@ A backend may do a stage's work in an earlier one: what counts is the ratio in a
 what the host does in the step before (prep, for these layers alone) and in the layer's own part: launches, uploads
 and their bytes, synchronisations; and likewise for a graph of that layer. Other backends are timed, on a CPU beside a
 plain read of the weights. A run takes another copy of the weights each time, over more than the caches hold.
+
+Mode stack takes all layers of a model, without its draft layers, and with them the step's preparation: tokens of a
+decode loop, one after the other. It tells the memory that the process has had, too.
 
 Modes proj, prefill, attend and index time stages of the cpu backend alone, with made-up numbers, in copies over more
 than the caches hold. Before that each checks that its contestants compute the same, and fails where they do not.

@@ -223,15 +223,20 @@ StepRig::~StepRig() {
     }
 }
 
-void StepRig::set_up(const StepWeights &weights, const StepWeights &of_before, int layer, int64_t context,
+void StepRig::set_up(const std::vector<StepLayer> &before, const std::vector<StepLayer> &measured, int64_t context,
                      int32_t n_rows) {
-    layer_ = layer;
     context_ = context;
     n_rows_ = n_rows;
-    before_ = layers_before(model_->config(), layer);
+    for (const StepLayer &each : before) {
+        model_->adopt_layer(each.layer, each.weights->of(each.layer));
+        before_.push_back(each.layer);
+    }
+    for (const StepLayer &each : measured) {
+        model_->adopt_layer(each.layer, each.weights->of(each.layer));
+        measured_.push_back(each.layer);
+    }
     std::vector<int> layers = before_;
-    layers.push_back(layer);
-    for (const int each : layers) model_->adopt_layer(each, (each == layer ? weights : of_before).of(each));
+    layers.insert(layers.end(), measured_.begin(), measured_.end());
     model_->seal();
 
     ds41_ctx_options options;
@@ -289,8 +294,8 @@ void StepRig::fill(Sequence &seq, int layer, uint64_t seed) const {
 void StepRig::prep_at(int64_t pos) {
     std::vector<Span> spans;
     for (const auto &seq : seqs_) {
-        for (const int layer : before_) seq->layer(layer).position = pos;
-        seq->layer(layer_).position = pos;
+        for (const std::vector<int> *layers : {&before_, &measured_})
+            for (const int layer : *layers) seq->layer(layer).position = pos;
         spans.push_back({seq, pos, 1});
     }
     ctx_->prep(std::move(spans));
@@ -302,6 +307,11 @@ void StepRig::prep() {
 
 void StepRig::prep_previous() {
     prep_at(context_ - 2);
+}
+
+void StepRig::prep_next() {
+    const int64_t n_last = std::min<int64_t>(context_, 32);
+    prep_at(context_ - n_last + n_steps_++ % n_last);
 }
 
 void StepRig::body(int layer) {
@@ -321,12 +331,12 @@ void StepRig::run_before() {
 }
 
 void StepRig::run() {
-    body(layer_);
+    for (const int layer : measured_) body(layer);
 }
 
 void StepRig::capture() {
     ctx_->begin_graph(false);
-    body(layer_);
+    run();
     graph_ = ctx_->end_graph();
 }
 

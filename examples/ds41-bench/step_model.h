@@ -62,7 +62,13 @@ private:
     std::vector<float> vector_;
 };
 
-/// One layer, those it needs, and sequences of `context` tokens of which the last is to come.
+/// A layer of a step, with its weights.
+struct StepLayer {
+    int layer;
+    const StepWeights *weights; ///< Not owned. Layers may share them.
+};
+
+/// Layers to measure, those they need, and sequences of `context` tokens of which the last is to come.
 class StepRig {
 public:
     StepRig(const ds41_config &config, const std::string &backend, int threads);
@@ -71,13 +77,14 @@ public:
     ~StepRig();
 
     const ds41::Model &model() const { return *model_; }
-    /// `of_before` are the weights of the layers that come before: may be the same.
-    void set_up(const StepWeights &weights, const StepWeights &of_before, int layer, int64_t context, int32_t n_rows);
+    void set_up(const std::vector<StepLayer> &before, const std::vector<StepLayer> &measured, int64_t context,
+                int32_t n_rows);
 
     void prep();          ///< For the last token, wherever the sequences stand.
     void prep_previous(); ///< For the one before it, so that the next prep() finds another step in place.
+    void prep_next();     ///< For the last few tokens in turn.
     void run_before();
-    void run();
+    void run(); ///< The layers to measure.
     void synchronize() { ctx_->synchronize(); }
 
     bool has_graphs() const { return model_->backend().has_graphs; }
@@ -94,9 +101,8 @@ private:
     std::vector<std::shared_ptr<ds41::Sequence>> seqs_;
     std::unique_ptr<ds41::Graph> graph_;
     ds41::Block x_, out_;
-    std::vector<int> before_;
-    int layer_ = 0;
-    int64_t context_ = 0;
+    std::vector<int> before_, measured_;
+    int64_t context_ = 0, n_steps_ = 0;
     int32_t n_rows_ = 0;
     int threads_;
 };

@@ -5,6 +5,7 @@ Usage: bench_cli_test.py BENCH MAKE_CHECKPOINTS FIXTURES.
 """
 import json
 import os
+import re
 import pathlib
 import pty
 import subprocess
@@ -180,6 +181,27 @@ class BenchTest(unittest.TestCase):
         for case in cases[3:]:
             self.assertEqual([r["contestant"] for r in by_case[case]], ["plain read", "std::nth_element", "ours"])
         self.assertEqual(by_case[cases[1]][1]["bytes"], 1001 * 128 * 2)
+
+    def test_stack(self):
+        document = self.document("stack", "--scale", 32, "--rounds", 3, "--threads", 2, "--contexts", "5,1K", "--rows", "1,3")
+        by_case = self.check_records(document, 3)
+        shapes = [(5, "1 row"), (5, "3 rows"), (1024, "1 row"), (1024, "3 rows")]
+        self.assertEqual(
+            list(by_case),
+            [f"40 layers, {f}, context {n}, {rows}, scale 32" for f in ("bf16", "fp8", "q2_k") for n, rows in shapes],
+        )
+        weights = {}
+        for case, records in by_case.items():
+            self.assertEqual([r["contestant"] for r in records], ["plain read of the weights", "step"])
+            self.assertEqual({(r["backend"], r["floor"], r["baseline"]) for r in records},
+                             {("cpu", "plain read of the weights", "step")})
+            note = re.fullmatch(r"([0-9.]+) GB of weights; the process has had ([0-9.]+) GB of memory at most\.",
+                                records[0]["note"])
+            self.assertLess(float(note[1]), float(note[2]))
+            weights[case.split(",")[1].strip()] = records[0]["bytes"]
+        self.assertGreater(weights["bf16"], 1.9 * weights["fp8"])
+        self.assertGreater(weights["fp8"], 2.5 * weights["q2_k"])
+        self.assertGreater(weights["q2_k"], 40 * self.PROJ_VALUES * 84 / 256)
 
     def test_the_table_says_who_is_missing(self):
         document = self.document("proj", "--scale", 32, "--rounds", 3, "--formats", "bf16")

@@ -69,6 +69,7 @@ TEST_CASE("modes have defaults of their own") {
     CHECK(parse({"prefill"}).rows == std::vector<int32_t>{64, 512});
     CHECK(parse({"--rows=7", "prefill"}).rows == std::vector<int32_t>{7});
     CHECK(parse({"attend"}).contexts == std::vector<int64_t>{65536});
+    CHECK(parse({"stack"}).contexts == std::vector<int64_t>{4096});
     CHECK(parse({"index"}).contexts == std::vector<int64_t>{65536, 1048576});
     CHECK(parse({"index", "--contexts", "3"}).contexts == std::vector<int64_t>{3});
 }
