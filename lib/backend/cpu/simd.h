@@ -153,7 +153,7 @@ HWY_INLINE VF exp_lanes(VF x) {
     return hn::IfThenElse(hn::Eq(x, x), result, x);
 }
 
-// Products of unsigned and signed bytes, added in pairs. No pair may leave 16 bits.
+// Products of unsigned bytes, 127 at most, and signed ones, added in pairs. No pair may leave 16 bits.
 HWY_INLINE VI16 mul_pairs(VU8 a, VI8 b) {
 #if HWY_TARGET < HWY_AVX2
     return VI16{_mm512_maddubs_epi16(a.raw, b.raw)};
@@ -161,6 +161,9 @@ HWY_INLINE VI16 mul_pairs(VU8 a, VI8 b) {
     return VI16{_mm256_maddubs_epi16(a.raw, b.raw)};
 #elif HWY_TARGET == HWY_SSE4
     return VI16{_mm_maddubs_epi16(a.raw, b.raw)};
+#elif HWY_TARGET == HWY_NEON
+    const int8x16_t a8 = vreinterpretq_s8_u8(a.raw);
+    return VI16{vpaddq_s16(vmull_s8(vget_low_s8(a8), vget_low_s8(b.raw)), vmull_high_s8(a8, b.raw))};
 #else
     const I16 d;
     const VI16 a16 = hn::BitCast(d, a), b16 = hn::BitCast(d, b);
@@ -178,6 +181,8 @@ HWY_INLINE VI mul_pairs(VI16 a, VI16 b) {
     return VI{_mm256_madd_epi16(a.raw, b.raw)};
 #elif HWY_TARGET == HWY_SSE4
     return VI{_mm_madd_epi16(a.raw, b.raw)};
+#elif HWY_TARGET == HWY_NEON
+    return VI{vpaddq_s32(vmull_s16(vget_low_s16(a.raw), vget_low_s16(b.raw)), vmull_high_s16(a.raw, b.raw))};
 #else
     const I d;
     const VI a32 = hn::BitCast(d, a), b32 = hn::BitCast(d, b);

@@ -5,15 +5,19 @@
 // keeps private; choosing among three targets takes a screenful.
 #pragma once
 
-// Enabled is what has run all tests on hardware, and nothing else. NEON and others have not: on a machine that has one,
+// Enabled is what has run all tests: on hardware, NEON under emulation. Others have not: on a machine that has one,
 // name it here and in DS41_CPU_TARGETS, tell how it is recognised in targets.cc, and run the suites. Until then such a
 // machine runs the best of these. AVX3 is AVX-512 as Skylake has it, AVX3_DL adds VNNI, VBMI and the rest of Ice
 // Lake's. SSSE3 is left out because CPUs with it but without SSE4.2 are too few to pay for another copy of each kernel.
-#define HWY_DISABLED_TARGETS (~(HWY_AVX3_DL | HWY_AVX3 | HWY_AVX2 | HWY_SSE4 | HWY_EMU128))
+#define HWY_DISABLED_TARGETS (~(HWY_AVX3_DL | HWY_AVX3 | HWY_AVX2 | HWY_SSE4 | HWY_NEON | HWY_EMU128))
 #define HWY_WANT_AVX3_DL
 // Portable code, for CPUs without the others and for tests. Highway leaves it out for GCC before 12.3, which gets high
 // halves of products wrong (GCC bug 106322); no kernel here has any.
 #define HWY_BROKEN_EMU128 0
+// Every ARM compiler may use NEON, which leaves no place for portable code; tests want it all the same.
+#ifdef __aarch64__
+#define HWY_COMPILE_ALL_ATTAINABLE
+#endif
 // Not used; without it fewer CPU features have to be there.
 #define HWY_DISABLE_PCLMUL_AES
 // A failed check would call into libhwy.
@@ -56,12 +60,18 @@
 #else
 #define DS41_CPU_SSE4(X)
 #endif
+#if HWY_TARGETS & HWY_NEON
+#define DS41_CPU_NEON(X) X(NEON)
+#else
+#define DS41_CPU_NEON(X)
+#endif
 #if HWY_TARGETS & HWY_EMU128
 #define DS41_CPU_EMU128(X) X(EMU128)
 #else
 #define DS41_CPU_EMU128(X)
 #endif
-#define DS41_CPU_TARGETS(X) DS41_CPU_AVX3_DL(X) DS41_CPU_AVX3(X) DS41_CPU_AVX2(X) DS41_CPU_SSE4(X) DS41_CPU_EMU128(X)
+#define DS41_CPU_TARGETS(X)                                                                                            \
+    DS41_CPU_AVX3_DL(X) DS41_CPU_AVX3(X) DS41_CPU_AVX2(X) DS41_CPU_SSE4(X) DS41_CPU_NEON(X) DS41_CPU_EMU128(X)
 
 // Defines `const type &function(target)`, which finds kTable in the target's namespace. For the part of
 // a file of kernels that is compiled once.
