@@ -1,10 +1,11 @@
 #!/bin/sh
 # Builds the library with its tests and runs every one. CC and CXX choose the compilers (and the build folder).
-usage='usage: sh tests/run.sh [--sanitize | --threads | --valgrind] [--build FOLDER] [--no-bindings] [--suite NAME]... [-DOPTION=VALUE]...
+usage='usage: sh tests/run.sh [--sanitize | --threads | --valgrind | --aarch64] [--build FOLDER] [--no-bindings] [--suite NAME]... [-DOPTION=VALUE]...
 
   --sanitize      build with AddressSanitizer and UndefinedBehaviorSanitizer, into build-asan
   --threads       build the tests of threads with ThreadSanitizer, into build-tsan, and run those
   --valgrind      run the unit and api suites under valgrind, from build-valgrind
+  --aarch64       build for 64-bit ARM into build-aarch64, and run under qemu the suites that it has time for
   --build FOLDER  build into FOLDER instead
   --no-bindings   leave out Python, Rust and Go, which otherwise follow when no suite is named
   --suite NAME    run one suite only; may be given more than once
@@ -17,7 +18,7 @@ cd "$root"
 kind=release folder='' suites='' options='' targets='' bindings=yes
 while [ $# -gt 0 ]; do
     case $1 in
-    --sanitize | --threads | --valgrind) kind=${1#--} ;;
+    --sanitize | --threads | --valgrind | --aarch64) kind=${1#--} ;;
     --no-bindings) bindings=no ;;
     --build) folder=${2:?--build needs a folder} && shift ;;
     --suite) suites="$suites --suite ${2:?--suite needs a name}" && shift ;;
@@ -65,6 +66,22 @@ valgrind)
     set -- --setup valgrind
     : "${suites:=--suite unit --suite api}"
     ;;
+aarch64)
+    : "${folder:=build-aarch64}"
+    unset CC CXX # the cross file has the compilers
+    cross_file=tests/support/aarch64-linux-gnu.ini
+    options="-Dbuildtype=release $options"
+    packages='doctest-dev g++-aarch64-linux-gnu qemu-user'
+    set -- --timeout-multiplier 4
+    if [ -z "$suites" ]; then
+        suites='--suite unit --suite api --suite emulated'
+        targets='tests/unit/unit_test tests/parity/stages_test tests/parity/cpu_test examples/ds41-replay/ds41-replay'
+        targets="$targets tests/checkpoint/load_test tests/checkpoint/checkpoints.stamp"
+        for test in header_c99 header_cxx api_test sameness_test threads_test alloc_fail_test; do
+            targets="$targets tests/api/$test"
+        done
+    fi
+    ;;
 esac
 
 # shellcheck disable=SC2086 # lists of words
@@ -74,6 +91,7 @@ build_log=$folder/run-build.log test_log=$folder/run-test.log
 : >"$build_log"
 echo "Building into $folder"
 case $folder in /*) prefix=$folder/prefix ;; *) prefix=$root/$folder/prefix ;; esac
+[ -z "${cross_file:-}" ] || lend_headers "$folder"
 # shellcheck disable=SC2086
 quietly "$build_log" configure "$folder" --prefix "$prefix" --libdir lib -Dtests=enabled -Dtools=enabled -Dexamples=enabled $options || exit 1
 # shellcheck disable=SC2086

@@ -8,12 +8,15 @@ import os
 import re
 import pathlib
 import pty
+import shlex
 import subprocess
 import sys
 import tempfile
 import unittest
 
-BENCH, MAKE_CHECKPOINTS, FIXTURES = sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3])
+# A cross build names the emulator.
+BENCH = [*shlex.split(os.environ.get("MESON_EXE_WRAPPER", "")), sys.argv[1]]
+MAKE_CHECKPOINTS, FIXTURES = sys.argv[2], pathlib.Path(sys.argv[3])
 CASE = FIXTURES / "e_fp8_weights.safetensors"
 
 
@@ -23,7 +26,7 @@ def make_checkpoint(form, path):
 
 
 def run(*arguments):
-    return subprocess.run([BENCH, *map(str, arguments)], capture_output=True, text=True, check=False)
+    return subprocess.run([*BENCH, *map(str, arguments)], capture_output=True, text=True, check=False)
 
 
 class BenchTest(unittest.TestCase):
@@ -220,7 +223,7 @@ class BenchTest(unittest.TestCase):
 
     def test_a_terminal_gets_a_progress_bar(self):
         ours, theirs = pty.openpty()
-        command = [BENCH, "load", self.release, "--rounds", "3"]
+        command = [*BENCH, "load", self.release, "--rounds", "3"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs)
         os.close(theirs)
         shown = b""

@@ -4,13 +4,17 @@ Usage of each test: TEST.py PROBE FIXTURES SUPPORT, where PROBE is checkpoint_pr
 make_checkpoints.py. A probe that does not end with 0 fails the test: it crashed, leaked, or a sanitizer spoke.
 """
 import json
+import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import tempfile
 import unittest
 
-PROBE, FIXTURES, SUPPORT = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3]
+# A cross build names the emulator.
+PROBE = [*shlex.split(os.environ.get("MESON_EXE_WRAPPER", "")), sys.argv[1]]
+FIXTURES, SUPPORT = pathlib.Path(sys.argv[2]), sys.argv[3]
 sys.dont_write_bytecode = True
 sys.path.insert(0, SUPPORT)
 import make_checkpoints
@@ -29,7 +33,7 @@ class CheckpointTest(unittest.TestCase):
 
     def probe(self, path, *options):
         """The probe's answer, with what holds for every load checked."""
-        run = subprocess.run([PROBE, str(path), *map(str, options)], capture_output=True, timeout=SECONDS, check=False)
+        run = subprocess.run([*PROBE, str(path), *map(str, options)], capture_output=True, timeout=SECONDS, check=False)
         self.assertEqual(run.returncode, 0, run.stderr.decode(errors="replace")[-4000:])
         answer = json.loads(run.stdout)
         if answer["status"] == "DS41_STATUS_OK":

@@ -3,14 +3,18 @@
 Usage of each test: TEST.py INSPECT FIXTURES SUPPORT, where SUPPORT is the folder of make_checkpoints.py.
 """
 import json
+import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import unittest
 
-INSPECT, FIXTURES, SUPPORT = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3]
+# A cross build names the emulator.
+INSPECT = [*shlex.split(os.environ.get("MESON_EXE_WRAPPER", "")), sys.argv[1]]
+FIXTURES, SUPPORT = pathlib.Path(sys.argv[2]), sys.argv[3]
 sys.dont_write_bytecode = True
 sys.path.insert(0, SUPPORT)
 import make_checkpoints
@@ -45,7 +49,7 @@ class InspectTest(unittest.TestCase):
 
     def run_tool(self, *arguments):
         """The finished process; output and errors are bytes."""
-        return subprocess.run([INSPECT, *arguments], capture_output=True, timeout=120, check=False)
+        return subprocess.run([*INSPECT, *arguments], capture_output=True, timeout=120, check=False)
 
     def answer(self, status, path, *options):
         """Exit status and both reports: the JSON document, and the text, of which it is checked that they agree."""

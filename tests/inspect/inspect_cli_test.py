@@ -51,7 +51,7 @@ class CommandLineTest(InspectTest):
         path = self.release().save(self.folder / "release")
         for option in ("--json", "--map", "--help"):
             with open("/dev/full", "wb") as full:
-                result = subprocess.run([INSPECT, option, path], stdout=full, stderr=subprocess.PIPE, check=False)
+                result = subprocess.run([*INSPECT, option, path], stdout=full, stderr=subprocess.PIPE, check=False)
             self.assertEqual(result.returncode, 2, option)
             self.assertIn(b"cannot be written", result.stderr)
 

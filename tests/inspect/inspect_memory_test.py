@@ -126,7 +126,7 @@ class MemoryTest(InspectTest):
 
     def test_only_headers_are_read(self):
         """Pages of a mapping that were touched count as the process's memory."""
-        process = subprocess.Popen([INSPECT, self.flash()], stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([*INSPECT, self.flash()], stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         self.assertEqual(process.returncode, 0)

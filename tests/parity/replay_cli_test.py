@@ -5,15 +5,18 @@ Usage: replay_cli_test.py REPLAY FIXTURES. Each case makes a file from a golden 
 status (0 inside, 1 outside, 2 could not run) and a telling part of the output.
 """
 import json
+import os
 import pathlib
 import re
+import shlex
 import struct
 import subprocess
 import sys
 import tempfile
 import unittest
 
-REPLAY, FIXTURES = sys.argv[1], pathlib.Path(sys.argv[2])
+# A cross build names the emulator.
+REPLAY, FIXTURES = [*shlex.split(os.environ.get("MESON_EXE_WRAPPER", "")), sys.argv[1]], pathlib.Path(sys.argv[2])
 
 
 class File:
@@ -53,7 +56,7 @@ class ReplayTest(unittest.TestCase):
         self.file = File("d_sinks")
 
     def run_tool(self, *arguments, stdout=subprocess.PIPE):
-        return subprocess.run([REPLAY, *map(str, arguments)], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+        return subprocess.run([*REPLAY, *map(str, arguments)], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
 
     def check(self, status, *words, file=None, arguments=()):
         (file or self.file).save(self.path)

@@ -19,6 +19,8 @@ has_package() {
     libhwy-dev) is_installed "$1" || { works pkg-config && pkg-config --atleast-version=1.0.3 libhwy; } ;;
     doctest-dev) is_installed "$1" || has_header doctest/doctest.h ;;
     libclang-rt-dev) find "$(clang --print-runtime-dir 2>&1)" -name 'libclang_rt.asan*' 2>&1 | grep -q '/libclang_rt' ;;
+    g++-aarch64-linux-gnu) works aarch64-linux-gnu-g++ ;;
+    qemu-user) works qemu-aarch64 ;;
     libc6-dbg) is_installed "$1" || valgrind -q true >/dev/null 2>&1 ;;
     *) is_installed "$1" ;;
     esac
@@ -75,12 +77,24 @@ quietly() {
     return "$status"
 }
 
+# lend_headers FOLDER: for cross builds, this machine's copies of the libraries that are headers only, in a folder without
+# its C library's.
+lend_headers() {
+    mkdir -p "$1/headers"
+    for header in doctest/doctest.h hwy/base.h nlohmann/json.hpp; do
+        found=$(printf '#include <%s>\n' "$header" | c++ -x c++ -E - | sed -n "s|^# 1 \"\(.*\)/$header\".*|\1|p" | head -n 1)
+        ln -sfn "$found/${header%/*}" "$1/headers/${header%/*}"
+    done
+    printf "[built-in options]\ncpp_args = ['-isystem', '%s']\n" "$(CDPATH='' cd -- "$1/headers" && pwd)" >"$1/headers.ini"
+}
+
 # configure FOLDER OPTION...: make the build folder, or set the options of one that is there. Where that fails (Meson
-# remembers that a header was missing, or was another version then) the folder is configured anew.
+# remembers that a header was missing, or was another version then) the folder is configured anew. Where $cross_file is
+# set, for that machine and with what lend_headers made.
 configure() {
     if [ -f "$1/build.ninja" ]; then
         meson configure "$@" && ninja -C "$1" build.ninja && return 0
         rm -rf "$1/build.ninja" "$1/meson-private"
     fi
-    meson setup "$@"
+    meson setup ${cross_file:+--cross-file "$cross_file" --cross-file "$1/headers.ini"} "$@"
 }
