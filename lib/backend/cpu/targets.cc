@@ -9,6 +9,9 @@
 
 #if HWY_ARCH_X86
 #include <cpuid.h>
+#elif HWY_ARCH_ARM_A64 && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 namespace ds41::cpu {
@@ -46,6 +49,9 @@ template <std::int64_t kBit> bool runs_here() noexcept {
         return has_avx2() && has_avx512() && __builtin_cpu_supports("avx512vnni") &&
                __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vbmi2") &&
                __builtin_cpu_supports("avx512bitalg") && __builtin_cpu_supports("avx512vpopcntdq");
+#elif HWY_ARCH_ARM_A64 && defined(__linux__)
+    // Later versions of Highway than 1.0.3 have two of them: this is the one that may use AES instructions.
+    if (kBit == HWY_NEON) return (getauxval(AT_HWCAP) & HWCAP_AES) != 0;
 #endif
     return kBit == HWY_EMU128;
 }
