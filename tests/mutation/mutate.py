@@ -45,6 +45,9 @@ def main():
         sys.exit(__doc__)
     if sys.argv[1] == "--check":
         check()
+    if sys.argv[1].startswith("-"):
+        print(__doc__)
+        sys.exit(0 if sys.argv[1] in ("--help", "-h") else 2)
     work = pathlib.Path(sys.argv[1]).resolve()
     chosen = [m for m in MUTATIONS if len(sys.argv) < 3 or re.search(sys.argv[2], m[0])]
     tree, build = work / "tree", work / "build"

@@ -121,9 +121,15 @@ MUTATIONS = [
 
     # The cpu backend.
     ("cpu: exponent of fp8 activations", C + "linear.cc", "exponent = largest - 127;", "exponent = largest - 126;"),
-    ("cpu: odd values meet even ones", C + "dot.cc", "hn::Load(F(), x + 8 + kN * part), acc[part]",
-     "hn::Load(F(), x + kN * part), acc[part]"),
+    ("cpu: odd values meet even ones", C + "dot.cc", "v[kParts + part] = odd[part];", "v[kParts + part] = even[part];"),
+    ("cpu: activations scaled though that is not exact", C + "dot.cc", "else if (scale_activations(a))",
+     "else if (scale_activations(a) || true)"),
+    ("cpu: a few tokens' second block of columns", C + "dot.cc", "const float *x = x_first + b * kTokens;", "const float *x = x_first + b;"),
     ("cpu: q2_k blocks of both parities in one sum", C + "q2k.cc", "(t * 2 + b % 2)", "(t * 2)"),
+    ("cpu: q2_k blocks of both parities in one sum, AVX-512", C + "q2k.cc", "sums[t][r][b % 2]", "sums[t][r][0]"),
+    ("cpu: q2_k scales of another block, AVX-512", C + "q2k.cc", "scales[b % kScaleBlocks]", "scales[b / kScaleBlocks]"),
+    ("cpu: index keys' words in another order", C + "score.cc", "InterleaveUpper(u64, ab01, cd01)",
+     "InterleaveLower(u64, ab01, cd01)"),
     ("cpu: sink left out", C + "attend_rows.cc", "(sink > -kInfinity ? of_sink : 0.0f) + ", ""),
     ("cpu: index score without relu", C + "score.cc",
      "hn::IfThenZeroElse(hn::Lt(rounded, hn::Zero(f)), rounded)", "rounded"),

@@ -31,7 +31,8 @@ public:
 
     // f(slot, item) for each item of [0, n_items), slots being numbers below n_slots() of which no two run at once with
     // the same. `cost` of one item, in bytes read or operations of eight lanes, decides how many threads are woken.
-    // Items are claimed one by one: what they compute must not depend on who takes them.
+    // Items are claimed one by one, by each thread in ascending order from a stretch of its own, which it has memory
+    // fetch ahead of it, then from the others'. What they compute must not depend on who takes them.
     template <typename F> void run(std::int64_t n_items, std::int64_t cost, F &&f) {
         const std::int64_t useful = share_all_ ? n_items : n_items * cost / kWorthWaking + 1;
         const int n = static_cast<int>(std::min({std::int64_t{n_slots_}, n_items, useful}));
@@ -39,18 +40,9 @@ public:
             for (std::int64_t i = 0; i < n_items; ++i) f(0, i);
             return;
         }
-        struct Work {
-            F &f;
-            std::int64_t n_items;
-            std::atomic<std::int64_t> next{0};
-        } work{f, n_items};
+        Work<F> work(f, n_items, n);
         run_slots(
-            n,
-            [](void *arg, std::int32_t slot) {
-                auto &w = *static_cast<Work *>(arg);
-                for (std::int64_t i; (i = w.next.fetch_add(1, std::memory_order_relaxed)) < w.n_items;) w.f(slot, i);
-            },
-            &work);
+            n, [](void *arg, std::int32_t slot) { static_cast<Work<F> *>(arg)->take(slot); }, &work);
     }
 
 private:
@@ -58,6 +50,33 @@ private:
     static constexpr std::int64_t kWorthWaking = 256 * 1024;
 
     using Task = void (*)(void *arg, std::int32_t slot);
+
+    template <typename F> class Work {
+    public:
+        Work(F &f, std::int64_t n_items, int n_threads) : f_(f), n_stretches_(std::min(n_threads, kMostStretches)) {
+            for (int i = 0; i < n_stretches_; ++i) {
+                stretches_[i].next.store(n_items * i / n_stretches_, std::memory_order_relaxed);
+                stretches_[i].end = n_items * (i + 1) / n_stretches_;
+            }
+        }
+        void take(std::int32_t slot) {
+            for (int i = 0; i < n_stretches_; ++i) {
+                Stretch &stretch = stretches_[(slot + i) % n_stretches_];
+                for (std::int64_t item; (item = stretch.next.fetch_add(1, std::memory_order_relaxed)) < stretch.end;)
+                    f_(slot, item);
+            }
+        }
+
+    private:
+        static constexpr int kMostStretches = 64;
+        struct alignas(64) Stretch {
+            std::atomic<std::int64_t> next;
+            std::int64_t end;
+        };
+        F &f_;
+        int n_stretches_;
+        Stretch stretches_[kMostStretches];
+    };
 
     // On a line of its own, so that waiting for one worker does not slow another.
     struct alignas(64) Worker {
