@@ -124,7 +124,8 @@ MUTATIONS = [
     ("cpu: odd values meet even ones", C + "dot.cc", "v[kParts + part] = odd[part];", "v[kParts + part] = even[part];"),
     ("cpu: activations scaled though that is not exact", C + "dot.cc", "else if (scale_activations(a))",
      "else if (scale_activations(a) || true)"),
-    ("cpu: a few tokens' second block of columns", C + "dot.cc", "const float *x = x_first + b * kTokens;", "const float *x = x_first + b;"),
+    ("cpu: a few tokens' second block of columns", C + "dot.cc", "const float *x = x_first + b * kTokens;",
+     "const float *x = x_first + b;"),
     ("cpu: q2_k blocks of both parities in one sum", C + "q2k.cc", "(t * 2 + b % 2)", "(t * 2)"),
     ("cpu: q2_k blocks of both parities in one sum, AVX-512", C + "q2k.cc", "sums[t][r][b % 2]", "sums[t][r][0]"),
     ("cpu: q2_k scales of another block, AVX-512", C + "q2k.cc", "scales[b % kScaleBlocks]", "scales[b / kScaleBlocks]"),
@@ -142,7 +143,7 @@ MUTATIONS = [
     ("cpu: a row's sum depends on the number of tokens", C + "dot.cc",
      "multiply_panel<2>(a.panel, x + t * kBlockCols, n_cols, b == 0,",
      "multiply_panel<2>(a.panel, x + t * kBlockCols, n_cols, true,"),
-    ("cpu: threads skip work", C + "pool.h", "w.next.fetch_add(1,", "w.next.fetch_add(2,"),
+    ("cpu: threads skip work", C + "pool.h", "stretch.next.fetch_add(1,", "stretch.next.fetch_add(2,"),
     ("cpu: threads share scratch memory", C + "stages.h", "std::size_t(slot) * scratch_bytes_",
      "std::size_t(slot / 2) * scratch_bytes_"),
 
