@@ -2,7 +2,7 @@
 // before Highway's headers: it says which targets there are.
 //
 // Highway is used as headers only. Its own dispatch lives in libhwy, which needs the C++ runtime that this library
-// keeps private; choosing among three targets takes a screenful.
+// keeps private; choosing among a few targets takes a screenful.
 #pragma once
 
 // Enabled is what has run all tests: on hardware, NEON under emulation. Others have not: on a machine that has one,
