@@ -7,12 +7,14 @@ import json
 import os
 import re
 import pathlib
-import pty
 import shlex
 import subprocess
 import sys
 import tempfile
 import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "support"))
+from terminal import shown_on_terminal
 
 # A cross build names the emulator.
 BENCH = [*shlex.split(os.environ.get("MESON_EXE_WRAPPER", "")), sys.argv[1]]
@@ -222,18 +224,8 @@ class BenchTest(unittest.TestCase):
         self.assertNotIn("[#", result.stderr)  # no progress bar in a pipe
 
     def test_a_terminal_gets_a_progress_bar(self):
-        ours, theirs = pty.openpty()
-        command = [*BENCH, "load", self.release, "--rounds", "3"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs)
-        os.close(theirs)
-        shown = b""
-        try:
-            while data := os.read(ours, 4096):
-                shown += data
-        except OSError:  # the other end is closed
-            pass
-        os.close(ours)
-        self.assertEqual(process.wait(), 0)
+        status, shown = shown_on_terminal([*BENCH, "load", self.release, "--rounds", "3"])
+        self.assertEqual(status, 0)
         self.assertIn(b"\r[####################] 100 %", shown)
         self.assertIn(b"attn", shown)  # a tensor's name
         self.assertIn(b"\r\x1b[K", shown)  # and the line is wiped

@@ -5,13 +5,16 @@ beside them the words that libFuzzer puts together anew, in dictionaries.
     make_seeds.py            write them
     make_seeds.py --check    exit with 1 when a file there differs from what would be written, is missing or is not ours
 
-Names, keys and layouts are the release's and those of published GGUF files; sizes are small, and data is zeros.
+Names, keys and layouts are the release's and those of published GGUF files; sizes are small, and data is zeros. One
+file of each format is as its own package writes it.
 """
 
+import base64
 import json
 import pathlib
 import struct
 import sys
+import zlib
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -225,6 +228,23 @@ def tiny():
     return gguf(metadata, tensors)
 
 
+# --- what the formats' own packages write: safetensors 0.8 (save_file) and gguf 0.19 (GGUFWriter), deflated ------------
+
+WRITTEN_BY_SAFETENSORS = (
+    "eNqNkcGKwjAQhvVNZM5DaTQbSi+CB0EQfAAtYbSpBm2rTUCk9O4je9wYPUQqy/6HgRnm+xiY+3Dg04KUpbKUkyUpIW2hqJuSLKRQnQFhV1eF"
+    "3ruu3UCuyw2kI8E76BDMjk7UPInc3s7KrcwFd4Q50LNbZwheWheFUda4SYxJ5sAT3VRjojgiaytfpNHV8cM0GQemcV+VIBN91/UiKboqvT/Y"
+    "P2zI+z4mkPvjdAgumAhAhjF+OYUnb3QborPVahmwk6/cD8u6buTz+sZjOvh/fgHit3xV")
+WRITTEN_BY_GGUF = (
+    "eNrtUs1OAyEQZqvVajx4sBpjEz14Jpp4NMZT+wQ9ExZGlsDCFqgan8ZHFTY0IbumvoCTTJif74P5YbVaLw8QQkmTnObzIp8CDDiqMXWskQFY"
+    "2DqYFTgO0HkA9fR4OYrgWlumCLNbEw5jZhL1eoxi1gT4DESDEaFJQHSO0M0YCG0NnEsjCuhd1NsxlIYAJkhrcAOU/1mCsx3gNwcbUlMPRyn7"
+    "ulje77uX2bZz4D1xNPr+JOKm+YGdJPtsMEdD235+0xz3LdV6kZ1gFRj5BQ4L0caZc05q60kfPo75av47sHf7EmZFCbuVPvuXKpv0Khu1Vvgh"
+    "dWOIl0Z5/AFSNKEadIAGv6GgqffMmeQtoIJbFbH5mLshdA859fCN/qWXHz6qhDI=")
+
+
+def inflated(encoded):
+    return zlib.decompress(base64.b64decode(encoded))
+
+
 SEEDS = {
     "config_json": {
         "release.json": text(RELEASE, indent=2), "flat.json": text(FLAT), "window_only.json": text(WINDOW_ONLY),
@@ -236,13 +256,14 @@ SEEDS = {
         "source": safetensors(attention(2, True, True, True), {"format": "pt"}),
         "window": safetensors(attention(0, False, False, False)),
         "empty": safetensors([]),
+        "of_the_package": inflated(WRITTEN_BY_SAFETENSORS),
         "metadata": safetensors([], {"format": "pt", "config": json.dumps(FLAT), "": "\u00fc"}),
         "shapes": safetensors([("scalar", "U8", []), ("none", "F32", [0, 5]), ("five", "U8", [1, 2, 1, 1, 1])])},
     "gguf": {
         "first_shard": gguf(deepseek41(True) + TOKENIZER + SPLIT, BLOCK),
         "no_sources": gguf(deepseek41(False), BLOCK[:3], version=2),
         "later_shard": gguf(SPLIT, BLOCK[1:2]), "empty": gguf([], []), "kinds": gguf(KINDS, []),
-        "tiny": tiny(),
+        "tiny": tiny(), "of_the_package": inflated(WRITTEN_BY_GGUF),
         "aligned_64": gguf([("general.alignment", "u32", 64)], BLOCK[:3] + [("x", "unknown", [3, 1, 1, 1])],
                            alignment=64)},
 }

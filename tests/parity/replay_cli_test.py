@@ -15,6 +15,10 @@ import sys
 import tempfile
 import unittest
 
+SUPPORT = pathlib.Path(__file__).resolve().parent.parent / "support"
+sys.path.insert(0, str(SUPPORT))
+from terminal import shown_on_terminal
+
 # A cross build names the emulator.
 REPLAY, FIXTURES = [*shlex.split(os.environ.get("MESON_EXE_WRAPPER", "")), sys.argv[1]], pathlib.Path(sys.argv[2])
 
@@ -66,6 +70,20 @@ class ReplayTest(unittest.TestCase):
             self.assertIn(word, result.stdout + result.stderr)
         if status == 2:
             self.assertTrue(result.stderr.startswith("ds41-replay: "), result.stderr)
+
+    def test_loading_a_checkpoint_shows_a_bar_on_a_terminal_and_nowhere_else(self):
+        case = FIXTURES / "a_golden_stable.safetensors"
+        checkpoint = self.folder / "small.gguf"
+        subprocess.run([sys.executable, SUPPORT / "make_checkpoints.py", "--form", "gguf", "--out", checkpoint, case],
+                       check=True, stdout=subprocess.DEVNULL)
+        arguments = ["--weights", checkpoint, case]
+        status, shown = shown_on_terminal([*REPLAY, *map(str, arguments)])
+        self.assertEqual(status, 0, shown)
+        self.assertIn(b"\r[####################] 100 %", shown)
+        self.assertIn(b"blk.", shown)  # a tensor's name
+        self.assertTrue(shown.endswith(b"\r\x1b[K"), shown[-100:])  # and the line is wiped
+        result = self.run_tool(*arguments)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
 
     def test_as_it_is(self):
         self.check(0, "ok: 0 of")

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -18,8 +19,11 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -578,6 +582,37 @@ TEST_CASE("safetensors: a file on disk is mapped, and its refusals begin with th
     REQUIRE(empty);
     CHECK(empty->status == DS41_STATUS_INVALID_FILE);
 }
+
+#ifdef __linux__
+TEST_CASE("mapping: bytes that are asked for ahead come into the page cache") {
+    constexpr size_t kMiB = size_t{1} << 20;
+    const TempDir directory;
+    const std::string path = directory.write("file", std::string(4 * kMiB, 'x'));
+    const ds41::Mapping mapping(path);
+    const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+    const auto n_resident = [&](size_t offset, size_t n_bytes) {
+        std::vector<unsigned char> pages(n_bytes / page);
+        void *const begin = const_cast<std::byte *>(mapping.bytes().data()) + offset;
+        REQUIRE(::mincore(begin, n_bytes, pages.data()) == 0);
+        return std::count_if(pages.begin(), pages.end(), [](unsigned char flags) { return (flags & 1) != 0; });
+    };
+    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    REQUIRE(fd >= 0);
+    ::fsync(fd);
+    ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    ::close(fd);
+    if (n_resident(0, 4 * kMiB) > 0) {
+        MESSAGE("this file system keeps its pages in memory: nothing to see");
+        return;
+    }
+    mapping.read_ahead(kMiB, kMiB);
+    const auto wanted = static_cast<std::ptrdiff_t>(kMiB / page);
+    for (int tries = 0; tries < 1000 && n_resident(kMiB, kMiB) < wanted; ++tries)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    CHECK(n_resident(kMiB, kMiB) == wanted);
+    mapping.read_ahead(3 * kMiB, 9 * kMiB); // beyond the end: ignored
+}
+#endif
 
 TEST_CASE("mapping: regular files only, whatever their size; a refusal tells path and reason") {
     const TempDir directory;
