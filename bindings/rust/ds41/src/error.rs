@@ -33,6 +33,51 @@ macro_rules! statuses {
                 }
             }
         }
+
+        /// An error: a variant for each status, with one sentence that tells the function, the argument, what came and
+        /// what is accepted.
+        ///
+        /// ```
+        /// use ds41::{Config, Error};
+        ///
+        /// match Config::from_json("{") {
+        ///     Err(Error::InvalidConfig(sentence) | Error::InvalidFile(sentence)) => println!("{sentence}"),
+        ///     other => panic!("{other:?}"),
+        /// }
+        /// ```
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum Error {
+            $($(#[doc = $doc])* $name(String),)*
+            /// A number that this version of the crate does not know: the library is newer.
+            Unknown(i32, String),
+        }
+
+        impl Error {
+            pub(crate) fn new(status: Status, message: impl Into<String>) -> Self {
+                let message = message.into();
+                match status {
+                    $(Status::$name => Self::$name(message),)*
+                    Status::Unknown(number) => Self::Unknown(number, message),
+                }
+            }
+
+            /// What kind of error it is.
+            pub fn status(&self) -> Status {
+                match self {
+                    $(Self::$name(_) => Status::$name,)*
+                    Self::Unknown(number, _) => Status::Unknown(*number),
+                }
+            }
+
+            /// The sentence, which is also what `Display` shows.
+            pub fn message(&self) -> &str {
+                match self {
+                    $(Self::$name(message) => message,)*
+                    Self::Unknown(_, message) => message,
+                }
+            }
+        }
     };
 }
 
@@ -89,39 +134,18 @@ impl fmt::Display for Status {
     }
 }
 
-/// An error: its status, and one sentence that tells the function, the argument, what came and what is accepted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Error {
-    status: Status,
-    message: String,
-}
-
 impl Error {
-    pub(crate) fn new(status: Status, message: impl Into<String>) -> Self {
-        Self { status, message: message.into() }
-    }
-
     /// Of the call that has just failed on this thread.
     pub(crate) fn last(status: sys::ds41_status) -> Self {
         // SAFETY: the string is valid until the next call on this thread that fails, and copied here.
         let message = unsafe { text(sys::ds41_last_error()) }.into_owned();
-        Self { status: Status::from_raw(status), message }
-    }
-
-    /// What kind of error it is.
-    pub fn status(&self) -> Status {
-        self.status
-    }
-
-    /// The sentence, which is also what `Display` shows.
-    pub fn message(&self) -> &str {
-        &self.message
+        Self::new(Status::from_raw(status), message)
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(self.message())
     }
 }
 
@@ -138,6 +162,8 @@ mod tests {
                 continue;
             }
             let status = Status::from_raw(*raw);
+            let error = Error::new(status, "a sentence");
+            assert_eq!((error.status(), error.message()), (status, "a sentence"));
             assert!(!matches!(status, Status::Unknown(_)), "{name} has no variant");
             assert_eq!((status.code(), status.name()), (raw.0, *name));
         }
@@ -147,5 +173,6 @@ mod tests {
     fn a_number_of_a_newer_library_is_kept() {
         let status = Status::from_raw(sys::ds41_status(77));
         assert_eq!((status, status.code(), status.name()), (Status::Unknown(77), 77, "unknown status"));
+        assert_eq!(Error::new(status, "new"), Error::Unknown(77, "new".into()));
     }
 }

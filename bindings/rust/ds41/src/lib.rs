@@ -31,8 +31,8 @@
 //!
 //! # Errors
 //!
-//! Every call that can fail returns an [`Error`]: its [`Status`], and one sentence that tells which argument was wrong,
-//! what came and what is accepted. Unless a comment says otherwise a failed call has changed nothing.
+//! Every call that can fail returns an [`Error`]: a variant for each [`Status`], with one sentence that tells which
+//! argument was wrong, what came and what is accepted. Unless a comment says otherwise a failed call has changed nothing.
 //!
 //! # Lifetimes
 //!
