@@ -2,11 +2,10 @@
 // one fixed order; bf16 and exponentials; integer products in pairs. Compiled once per target, as Highway's own headers
 // are.
 //
-// Every sum of f32 products in this backend is one running sum per lane, of eight lanes lane i taking elements i, i +
-// 8,
-// ... of the order that the operands lie in, each product fused with its addition where the target can. Of sixteen,
-// lane i + 8 is then added to lane i; of eight the sum is ((0+4) + (2+6)) + ((1+5) + (3+7)). It depends on nothing but
-// its own operands: not on threads, neighbours, tiles.
+// Every sum of f32 products in this backend is one running sum per lane: of eight lanes, lane i takes every eighth
+// element from i on, in the order that the operands lie in. Each product is fused with its addition where the target
+// can. Of sixteen, lane i + 8 is then added to lane i; of eight the sum is ((0+4) + (2+6)) + ((1+5) + (3+7)). It
+// depends on nothing but its own operands: not on threads, neighbours, tiles.
 #if defined(DS41_CPU_SIMD_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef DS41_CPU_SIMD_H
 #undef DS41_CPU_SIMD_H
