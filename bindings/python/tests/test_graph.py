@@ -16,7 +16,7 @@ import pytest
 from conftest import FIXTURES, ROOT, SMALL, Case
 from ds41 import _ds41
 from ds41._graph import captured_handle
-from test_package import n_malloc_bytes
+from test_package import assert_no_growth, n_malloc_bytes
 from test_round_trip import assert_golden
 from test_threads import in_thread
 
@@ -895,16 +895,7 @@ def test_captures_leak_nothing(scene):
         gc.collect()
         return sys.getallocatedblocks(), n_malloc_bytes()
 
-    def growth(n_rounds):
-        before = in_use()
-        for _ in range(n_rounds):
-            everything()
-        return [after - then for after, then in zip(in_use(), before)]
-
-    growth(5)
-    n_rounds = 12
-    blocks, n_bytes = (min(measured) for measured in zip(*(growth(n_rounds) for _ in range(3))))
-    assert blocks < n_rounds / 2 and n_bytes < n_rounds * 8
+    assert_no_growth(everything, in_use, n_rounds=20)
 
 
 # ---- The example
