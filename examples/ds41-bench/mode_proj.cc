@@ -2,8 +2,10 @@
 // (with their norms, rotations and packing), beside the bare products of others. Matrices are rotated: see memory.h.
 #include "modes.h"
 #include "peers.h"
+#include "placement.h"
 #include "plain_loops.h"
 #include "plain_read.h"
+#include "probe.h"
 #include "projections.h"
 #include "same.h"
 #include "step_model.h"
@@ -144,10 +146,22 @@ private:
     Team team_;
 };
 
-/// OpenMP's threads and OpenBLAS's keep on spinning for milliseconds after their work; the next contestant shall not
-/// have them for neighbours.
+/// OpenMP's threads spin for milliseconds after their work, OpenBLAS's for a tenth of a second; the next contestant
+/// shall not have them for neighbours. Returns when the process uses no CPU, or after a second.
 void let_threads_sleep() {
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    double cpu_s = read_process(Edge::end).cpu_s;
+    for (int i = 0; i < 100; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        const double last = cpu_s;
+        cpu_s = read_process(Edge::end).cpu_s;
+        if (cpu_s - last < 0.0005) return;
+    }
+}
+
+/// Each library's threads on CPUs of their own.
+std::vector<Result> run_in_place(const Case &compared, const Limits &limits) {
+    const Placement placement;
+    return run_case(compared, limits);
 }
 
 void measure(const char *mode, const std::string &format, int32_t n, const Options &options, Report &report) {
@@ -228,7 +242,8 @@ void measure(const char *mode, const std::string &format, int32_t n, const Optio
         compared.note += (compared.note.empty() ? "" : "; ") + std::string(peer.name) + ": " + peer.about();
     }
     ours.stand_at(kPos);
-    report.add(compared, run_case(compared, options.limits));
+    reader.read(copies[0]->matrices_of(Tokens::kLayer)); // so that all have their threads
+    report.add(compared, run_in_place(compared, options.limits));
 }
 
 } // namespace
