@@ -55,7 +55,7 @@ Tokens Tokens::one_of(const Tokens &all, int32_t row) {
 }
 
 std::unique_ptr<Stages> Tokens::stages(const Backend &backend, int threads) {
-    n_tile_ = std::min(n, backend.n_tile);
+    n_tile_ = std::min(n, backend.n_tile());
     StageOptions options;
     options.n_threads = threads;
     auto stages = backend.create_stages(options);

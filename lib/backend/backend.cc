@@ -25,24 +25,27 @@ const char *why_not_sim() noexcept {
     return sim_plugin().functions() ? nullptr : sim_plugin().why_not();
 }
 
-// 64 tokens of V4.1-Flash are 4 MiB of queries: enough to share weights that are read, little enough that a prefill of
-// any length fits. A GPU wants more rows for its products.
-constexpr std::int32_t kHostTile = 64;
-constexpr std::int32_t kDeviceTile = 256;
+// A GPU wants more rows for its products.
+std::int32_t host_tile() noexcept {
+    return kHostTile;
+}
+std::int32_t device_tile() noexcept {
+    return 256;
+}
 
 std::unique_ptr<Stages> create_reference_stages(const StageOptions &) {
     return std::make_unique<ReferenceStages>();
 }
 
 constexpr Backend kBackends[] = {
-    {"cuda", why_not_cuda, cuda_memory, create_cuda_stages, reference::has_torch_cpu_ranking, true, true, kDeviceTile},
-    {"cpu", always, host_memory, create_cpu_stages, reference::has_torch_cpu_ranking, false, false, kHostTile},
+    {"cuda", why_not_cuda, cuda_memory, create_cuda_stages, reference::has_torch_cpu_ranking, true, true, device_tile},
+    {"cpu", always, host_memory, create_cpu_stages, reference::has_torch_cpu_ranking, false, false, cpu_tile},
     {"reference", always, host_memory, create_reference_stages, reference::has_torch_cpu_ranking, false, false,
-     kHostTile},
+     host_tile},
 };
 // The cuda backend on the simulated device, for tests: taken by name where its library is found, and listed nowhere.
 constexpr Backend kSim = {"sim", why_not_sim, sim_memory, create_sim_stages, reference::has_torch_cpu_ranking,
-                          true,  true,        kDeviceTile};
+                          true,  true,        device_tile};
 
 } // namespace
 

@@ -8,6 +8,10 @@
 
 namespace ds41 {
 
+// 64 tokens of V4.1-Flash are 4 MiB of queries: enough to share weights that are read, little enough that a prefill of
+// any length fits.
+constexpr std::int32_t kHostTile = 64;
+
 struct Backend {
     const char *name;
     const char *(*why_not)() noexcept; // null: it can run on this machine; otherwise a sentence that says why not
@@ -16,7 +20,7 @@ struct Backend {
     bool (*has_torch_topk)() noexcept; // whether DS41_TOPK_TORCH_CPU can be kept
     bool has_streams;                  // whether a context may bring one
     bool has_graphs;                   // whether a decode step can be captured
-    std::int32_t n_tile;               // tokens that go through a layer's stages together
+    std::int32_t (*n_tile)() noexcept; // tokens that go through a layer's stages together
 };
 
 // Those that are listed; null past the end.

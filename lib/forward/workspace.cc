@@ -25,7 +25,7 @@ StepSizes plan_step(const Model &model, std::int64_t n_tokens, std::int64_t end_
 
     StepSizes sizes;
     sizes.n_tokens = static_cast<std::int32_t>(n_tokens);
-    sizes.n_tile = static_cast<std::int32_t>(std::min<std::int64_t>(n_tokens, model.backend().n_tile));
+    sizes.n_tile = static_cast<std::int32_t>(std::min<std::int64_t>(n_tokens, model.n_tile()));
     sizes.n_group_slots = static_cast<std::int32_t>(std::min<std::int64_t>(c.index_topk, in_steps_of(64, n_groups)));
     if (c.candidate_source_layer >= 0) {
         const std::int64_t n_blocks = (n_groups + c.candidate_block_size - 1) / c.candidate_block_size;

@@ -21,9 +21,10 @@ ds41_topk_rule checked_rule(int rule, const Backend &backend) {
 } // namespace
 
 Model::Model(const ds41_config &config, const ds41_model_options &options)
-    : config_(config), backend_(choose_backend(options.backend)), topk_rule_(checked_rule(options.topk_rule, backend_)),
-      rope_plain_(RopeTable::plain_of(config)), rope_compressed_(RopeTable::compressed_of(config)),
-      layers_(static_cast<std::size_t>(config_.n_layers_total())), log_(options.log), log_user_(options.log_user) {
+    : config_(config), backend_(choose_backend(options.backend)), n_tile_(backend_.n_tile()),
+      topk_rule_(checked_rule(options.topk_rule, backend_)), rope_plain_(RopeTable::plain_of(config)),
+      rope_compressed_(RopeTable::compressed_of(config)), layers_(static_cast<std::size_t>(config_.n_layers_total())),
+      log_(options.log), log_user_(options.log_user) {
     char message[96];
     std::snprintf(message, sizeof message, "backend %s chosen (asked for: %.40s)", backend_.name,
                   options.backend ? options.backend : "auto");

@@ -19,6 +19,7 @@ public:
 
     const Config &config() const { return config_; }
     const Backend &backend() const { return backend_; }
+    std::int32_t n_tile() const { return n_tile_; } // tokens that go through a layer's stages together
     const Memory &memory() const { return backend_.memory(); }
     ds41_topk_rule topk_rule() const { return topk_rule_; }
     const RopeTable &rope_plain() const { return rope_plain_; }
@@ -42,6 +43,7 @@ public:
 private:
     Config config_;
     const Backend &backend_;
+    std::int32_t n_tile_;
     ds41_topk_rule topk_rule_;
     RopeTable rope_plain_, rope_compressed_;
     std::vector<std::unique_ptr<const LayerWeights>> layers_;

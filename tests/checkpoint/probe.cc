@@ -20,13 +20,14 @@ namespace {
 struct Arguments {
     std::optional<std::string> path;
     ds41_load_options options = default_options();
+    ds41_model_options model{};
     ds41_config config;
 };
 
 [[noreturn]] void usage(const std::string &why) {
     std::cerr << "checkpoint_probe: " << why
               << "\nusage: checkpoint_probe PATH [--first L] [--count N] [--threads N] [--max-seq-len N]"
-                 " [--config FILE] [--map] [--expand-fp8] [--plain-q2k]\n";
+                 " [--config FILE] [--backend NAME] [--map] [--expand-fp8] [--plain-q2k]\n";
     std::exit(2);
 }
 
@@ -51,7 +52,11 @@ void parse(int argc, char **argv, Arguments &arguments) {
             options.flags |= DS41_LOAD_EXPAND_FP8;
         else if (option == "--plain-q2k")
             options.flags |= DS41_LOAD_PLAIN_Q2_K;
-        else if (option == "--config") {
+        else if (option == "--backend") {
+            ds41_model_options_init(&arguments.model, sizeof(arguments.model));
+            arguments.model.backend = value();
+            options.model = &arguments.model;
+        } else if (option == "--config") {
             ds41_config_init(&arguments.config, sizeof(arguments.config));
             if (ds41_config_load(&arguments.config, value()) != DS41_STATUS_OK) usage(ds41_last_error());
             options.config = &arguments.config;

@@ -120,7 +120,17 @@ MUTATIONS = [
      "span.window.row((span.start_pos + i) % (window > 1 ? window - 1 : 1))"),
 
     # The cpu backend.
-    ("cpu: exponent of fp8 activations", C + "linear.cc", "exponent = largest - 127;", "exponent = largest - 126;"),
+    ("cpu: exponents of fp8 activations are forgotten", C + "linear.cc", "a.exponents[row] = exponent;", "a.exponents[row] = 0;"),
+    ("cpu: exponents of fp8 activations are forgotten, pairs", C + "linear.cc", "a.exponents[first_row + i] = exponent;",
+     "a.exponents[first_row + i] = 0;"),
+    ("cpu: a block row's scale of another block, pairs", C + "fp8_pairs.h", "below[b] = static_cast<std::uint32_t>(largest - codes[b])",
+     "below[b] = static_cast<std::uint32_t>(largest - codes[0])"),
+    ("cpu: signs of the second 32 codes, pairs", C + "fp8_pairs.h", "static_cast<__mmask32>(negative >> 32)", "static_cast<__mmask32>(negative)"),
+    ("cpu: a tile's fourth 16 tokens, AMX", C + "amx.cc", "x + 3 * of_tile", "x + 2 * of_tile"),
+    ("cpu: the rest of the columns is left out, AMX", C + "amx.cc", "if (c.has_rest) add_steps", "if (false) add_steps"),
+    ("cpu: the rest of the columns is left out, 64 tokens, AMX", C + "amx.cc", "if (end == a.k && end % kTileCols != 0)", "if (false)"),
+    ("cpu: a part of the panel is multiplied too early, AMX", C + "amx.cc", "panel_tiles(last), x, 2)", "panel_tiles(panel), x, 2)"),
+    ("cpu: sums of the last block of columns are lost, AMX", C + "amx.cc", "        load_sums<true, true>(sums);", "        clear_sums<true, true>();"),
     ("cpu: odd values meet even ones", C + "dot.cc", "v[kParts + part] = odd[part];", "v[kParts + part] = even[part];"),
     ("cpu: activations scaled though that is not exact", C + "dot.cc", "else if (scale_activations(a))",
      "else if (scale_activations(a) || true)"),

@@ -93,9 +93,9 @@ void quantise_fp8(const Bf16 *x, int n, const uint8_t *scales, int exponent, flo
     }
 }
 
-// In the order that split_e4m3() gives weights.
-void widen_fp8(const Bf16 *x, int n, const uint8_t *scales, int exponent, float *out) {
-    if (kCodesStay) {
+// kCodes is the order that split_e4m3() gives weights.
+void widen_fp8(const Bf16 *x, int n, const uint8_t *scales, int exponent, Order order, float *out) {
+    if (kCodesStay || order == Order::kNatural) {
         quantise_fp8(x, n, scales, exponent, out);
         return pad(n, out);
     }
@@ -138,7 +138,27 @@ void quantise_q8(const Bf16 *x, int64_t n, int8_t *codes, float *d, float *sums)
     }
 }
 
-constexpr ActivationKernels kTable = {widen, widen_fp8, fp8_scales, quantise_q8};
+// The upper halves of the lanes are the result.
+HWY_INLINE VU rounded_bits(VF v) {
+    const U u;
+    const VU bits = hn::BitCast(u, v);
+    const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(u, 1));
+    const VU number = hn::Add(hn::Add(bits, hn::Set(u, 0x7fff)), odd);
+    return hn::IfThenElse(hn::RebindMask(u, hn::Eq(v, v)), number, hn::Set(u, 0x7fc00000));
+}
+
+void round(const float *x, int64_t n, Bf16 *out) {
+    const F f;
+    const U16 u16;
+    int64_t i = 0;
+    for (; i + 2 * kN <= n; i += 2 * kN) {
+        const VU low = rounded_bits(hn::LoadU(f, x + i)), high = rounded_bits(hn::LoadU(f, x + i + kN));
+        hn::StoreU(hn::ConcatOdd(u16, hn::BitCast(u16, high), hn::BitCast(u16, low)), u16, &out[i].bits);
+    }
+    for (; i < n; ++i) out[i] = is_nan(x[i]) ? Bf16{0x7fc0} : to_bf16(x[i]);
+}
+
+constexpr ActivationKernels kTable = {widen, widen_fp8, fp8_scales, quantise_q8, round};
 
 } // namespace
 

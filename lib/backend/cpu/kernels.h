@@ -11,12 +11,13 @@
 
 namespace ds41::cpu {
 
-// Weight rows that one call multiplies, and the unit of work that threads share: 32 rows of 1280 bf16 values are 80
-// KiB, some 8 us of memory traffic, a hundred times what claiming it costs. Also the rows of an fp8 weight block.
+// Weight rows that one call multiplies (pairs.h: or several times as many), and the unit of work that threads share: 32
+// rows of 1280 bf16 values are 80 KiB, some 8 us of memory traffic, a hundred times what claiming it costs. Also the
+// rows of an fp8 weight block.
 constexpr int kChunkRows = 32;
 
 // Columns that are widened together: 4 rows of 512 floats are 8 KiB, a quarter of a level 1 cache, and 64 tokens of 512
-// floats are 128 KiB, a quarter of a level 2 cache.
+// floats are 128 KiB, a quarter of a level 2 cache. (CPUs with AMX take 256 tokens, and have 2 MiB of that.)
 constexpr int kBlockCols = 512;
 
 // Tokens that a target may multiply without widening the weights first.
@@ -24,6 +25,10 @@ constexpr int kMostFewTokens = 4;
 
 // Rows that a target may widen together.
 constexpr int kMostPanelRows = 8;
+
+// Room for those, or for a chunk of them as bf16.
+constexpr int kPanelFloats = kChunkRows * kBlockCols / 2;
+static_assert(kMostPanelRows * kBlockCols <= kPanelFloats);
 
 // Running sums that a target may keep of one product, in simd.h's terms: its lanes.
 constexpr int kMostLanes = 16;
@@ -56,21 +61,22 @@ struct DotArgs {
     const std::uint8_t *scales; // fp8: scale bytes of the matrix, k / 32 per block row
     std::int64_t first_row;     // fp8: row of the matrix that `weights` is
     std::int64_t k;
-    int n_rows; // 1 to kChunkRows
+    int n_rows; // 1 to kChunkRows; pairs.h has a product of more
     int n_tokens;
     const float *x; // float products
     const int *exponents;
-    Q8View q8;      // quantised q2_k
-    float *panel;   // [kMostPanelRows][kBlockCols]
-    float *factors; // of the blocks of 32 columns: [padded_cols(k) / 64][kMostLanes]
-    float *scaled;  // fp8: activations of up to kMostFewTokens tokens, as x
-    float *sums;    // [kChunkRows][n_tokens][kMostLanes]
-    float *out;     // [n_tokens][kChunkRows]
+    const Bf16 *pairs; // products of pairs.h
+    Q8View q8;         // quantised q2_k
+    float *panel;      // [kPanelFloats]
+    float *factors;    // of the blocks of 32 columns: [padded_cols(k) / 64][kMostLanes]
+    float *scaled;     // fp8: activations of up to kMostFewTokens tokens, as x
+    float *sums;       // [kChunkRows][n_tokens][kMostLanes]
+    float *out;        // [n_tokens][kChunkRows], or of more rows [n_tokens][n_rows to a multiple of kChunkRows]
 };
 
 // Floats of DotArgs' four scratch buffers together.
 constexpr std::size_t dot_scratch_floats(std::int64_t k, std::int64_t n_tokens) {
-    return static_cast<std::size_t>(kMostPanelRows * kBlockCols + padded_cols(k) / 64 * kMostLanes +
+    return static_cast<std::size_t>(kPanelFloats + padded_cols(k) / 64 * kMostLanes +
                                     n_col_blocks(k) * kBlockCols * std::min<std::int64_t>(n_tokens, kMostFewTokens) +
                                     kChunkRows * n_tokens * kMostLanes);
 }
@@ -88,11 +94,13 @@ struct DotKernels {
 struct ActivationKernels {
     // One token's values [from, from + n) of a row into its blocks; `from` is a multiple of 512, n at most 512.
     void (*widen)(const Bf16 *x, int n, Order order, float *out);
-    // The same in the order kCodes, through the fp8 quantiser of activations; scale codes of the blocks of 32 have been
-    // computed.
-    void (*widen_fp8)(const Bf16 *x, int n, const std::uint8_t *scales, int exponent, float *out);
+    // The same through the fp8 quantiser of activations; scale codes of the blocks of 32 have been computed. Not in the
+    // order kPairs.
+    void (*widen_fp8)(const Bf16 *x, int n, const std::uint8_t *scales, int exponent, Order order, float *out);
     void (*fp8_scales)(const Bf16 *x, std::int64_t n, std::uint8_t *scales); // n / 32 of them
     void (*quantise_q8)(const Bf16 *x, std::int64_t n, std::int8_t *codes, float *d, float *sums);
+    // Sums to bf16: one bit pattern for all NaN, whichever operand an instruction took it from.
+    void (*round)(const float *x, std::int64_t n, Bf16 *out);
 };
 
 struct AttendKernels {

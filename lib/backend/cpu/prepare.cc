@@ -1,6 +1,8 @@
 // Memory of the stages: for a tile of tokens, and for each thread. Only the index scores grow with the context.
 #include "backend/cpu/stages.h"
 
+#include "backend/backend.h"
+#include "error.h"
 #include "numeric/rows.h"
 
 #include <algorithm>
@@ -46,17 +48,23 @@ std::int64_t stride_weights(std::int64_t n_rows) {
     return (n_rows + kMostLanes - 1) / kMostLanes * kMostLanes;
 }
 
+// A tile of tokens on its way to pairs of bf16: rows, scales, a block of floats.
+std::int64_t quantising_bytes(std::int64_t k) {
+    return kTileTokens * pairs_of(k, 1) * static_cast<std::int64_t>(sizeof(Bf16)) + padded_cols(k) +
+           kBlockCols * static_cast<std::int64_t>(sizeof(float));
+}
+
 std::int64_t widest_input(const Config &c) {
     return std::max({std::int64_t{c.dim}, std::int64_t{c.q_lora_rank}, c.o_lora_width(), std::int64_t{c.head_dim}});
 }
 
 } // namespace
 
-CpuStages::CpuStages(const StageOptions &options) : CpuStages(options, target_for(options).bit) {}
+CpuStages::CpuStages(const StageOptions &options) : CpuStages(options, target_for(options)) {}
 
-CpuStages::CpuStages(const StageOptions &options, std::int64_t target)
-    : activations_(activation_kernels(target)), dot_(dot_kernels(target)), q2_k_(q2_k_kernels(target)),
-      attend_(attend_kernels(target)), score_(score_kernels(target)), pool_(options) {}
+CpuStages::CpuStages(const StageOptions &options, const Target &target)
+    : activations_(activation_kernels(target.bit)), dot_(dot_kernels(target.bit)), q2_k_(q2_k_kernels(target.bit)),
+      pairs_(target.pairs), attend_(attend_kernels(target.bit)), score_(score_kernels(target.bit)), pool_(options) {}
 
 CpuStages::Lengths CpuStages::lengths(const Config &c, const StageSizes &sizes) const noexcept {
     const std::int64_t tile = sizes.n_tile_tokens;
@@ -66,8 +74,8 @@ CpuStages::Lengths CpuStages::lengths(const Config &c, const StageSizes &sizes) 
     const std::int64_t n_pairs = c.rope_head_dim / 2;
     constexpr std::int64_t kFloat = sizeof(float);
 
-    const std::int64_t dot =
-        tile * kChunkRows * kFloat + static_cast<std::int64_t>(dot_scratch_floats(widest, tile)) * kFloat;
+    const std::int64_t dot = tile * (pairs_ ? pairs_->most_bf16_rows : kChunkRows) * kFloat +
+                             static_cast<std::int64_t>(dot_scratch_floats(widest, tile)) * kFloat;
     const std::int64_t attention =
         (n_rows * stride_rows(c) + 2 * padded_heads(c) * c.head_dim + padded_heads(c) * stride_weights(n_rows)) *
         kFloat;
@@ -85,7 +93,7 @@ CpuStages::Lengths CpuStages::lengths(const Config &c, const StageSizes &sizes) 
         size_of(tile * std::max({c.o_lora_width(), std::int64_t{c.head_dim} + c.index_head_dim, c.index_q_width()})) *
         sizeof(Bf16);
     n[kSums] = size_of(tile * 2 * c.head_dim * kFloat);
-    n[kScratch] = size_of(n_slots) * in_lines(std::max({dot, attention, scoring}));
+    n[kScratch] = size_of(n_slots) * in_lines(std::max({dot, attention, scoring, quantising_bytes(widest)}));
     if (sizes.n_groups > 0) {
         const std::int64_t queries = std::min<std::int64_t>(tile, kScoreTokens);
         n[kQueries] = size_of(queries) * query_bytes(c);
@@ -129,6 +137,17 @@ CpuStages::AttendScratch CpuStages::attend_scratch(const Config &c, int slot) co
     s.weights = s.sums + padded_heads(c) * c.head_dim;
     s.rows = s.weights + padded_heads(c) * s.stride_weights;
     return s;
+}
+
+std::int32_t cpu_tile() noexcept {
+    try {
+        const Target &target = target_for({});
+        // Products that are this fast wait for weights otherwise.
+        if (target.pairs && target.pairs->most_bf16_rows > kChunkRows) return 4 * kHostTile;
+    } catch (const Error &) {
+        // Of a name that no target has: creating a context says so.
+    }
+    return kHostTile;
 }
 
 std::unique_ptr<Stages> create_cpu_stages(const StageOptions &options) {

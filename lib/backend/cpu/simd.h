@@ -5,7 +5,8 @@
 // Every sum of f32 products in this backend is one running sum per lane: of eight lanes, lane i takes every eighth
 // element from i on, in the order that the operands lie in. Each product is fused with its addition where the target
 // can. Of sixteen, lane i + 8 is then added to lane i; of eight the sum is ((0+4) + (2+6)) + ((1+5) + (3+7)). It
-// depends on nothing but its own operands: not on threads, neighbours, tiles.
+// depends on nothing but its own operands: not on threads, neighbours, tiles. (Products of bf16 pairs have orders of
+// their own, which hold the same: pairs.h.)
 #if defined(DS41_CPU_SIMD_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef DS41_CPU_SIMD_H
 #undef DS41_CPU_SIMD_H

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "backend/cpu/kernels.h"
+#include "backend/cpu/pairs.h"
 #include "backend/cpu/pool.h"
 #include "backend/cpu/rank.h"
 #include "backend/cpu/targets.h"
@@ -24,8 +25,9 @@ constexpr int kFewTokens = 16;
 // Tokens that are scored against each unpacked key. Each costs two bytes of memory per group of the context.
 constexpr int kScoreTokens = 4;
 
-// What a product takes its activations as.
-enum class Form { kPairs, kNatural, kCodes, kFp8, kQ8 };
+// What a product takes its activations as: floats in an order of kernels.h, quantised floats, q8_1, or pairs.h's bf16,
+// as they are or quantised.
+enum class Form { kPairs, kNatural, kCodes, kFp8, kQ8, kBf16, kBf16Fp8 };
 
 // Activations in a form, for all tokens of a tile and for one or more groups of columns (wo_a has eight).
 struct Activations {
@@ -34,6 +36,7 @@ struct Activations {
     int n_tokens;
     float *values;    // float forms: [n_groups] blocks as kernels.h says
     int *exponents;   // [n_groups][n_tokens]
+    Bf16 *pairs;      // bf16 forms: [n_groups] as pairs.h says
     cpu::Q8View q8{}; // kQ8: of group 0; the others follow, n_tokens rows each
 };
 
@@ -47,9 +50,6 @@ struct Product {
     float *out_f32;
     std::int64_t stride_out;
 };
-
-// Whether activations of one serve the other.
-bool same_form(const Matrix &a, const Matrix &b);
 
 // Bytes of one token's unpacked index queries.
 inline std::size_t query_bytes(const Config &c) {
@@ -99,16 +99,25 @@ private:
         float *sums;    // [heads][head_dim]
         std::int64_t stride_rows, stride_weights;
     };
-    CpuStages(const StageOptions &options, std::int64_t target);
+    CpuStages(const StageOptions &options, const cpu::Target &target);
     Lengths lengths(const Config &config, const StageSizes &sizes) const noexcept;
     template <typename T> T *get(Buffer buffer) const { return blocks_[buffer].as<T>(); }
     std::uint8_t *scratch(int slot) const { return get<std::uint8_t>(kScratch) + std::size_t(slot) * scratch_bytes_; }
 
+    Form form_for(const Matrix &matrix) const;
+    // Whether activations of one serve the other.
+    bool same_form(const Matrix &a, const Matrix &b) const { return form_for(a) == form_for(b); }
     // Rows of `n_groups` times k values, `stride` apart, into the form that a matrix multiplies.
     Activations take_activations(Buffer buffer, const Matrix &matrix, const Bf16 *x, std::int64_t stride, int n_tokens,
                                  int n_groups = 1);
+    void put_floats(const Activations &a, int slot, const Bf16 *source, std::int64_t row) const;
+    void put_pairs(const Activations &a, int slot, const Bf16 *source, std::int64_t stride, std::int64_t first_row,
+                   int n_rows) const;
+    // The scales of a row's blocks; returns the exponent that takes its largest block to a scale of 1.
+    int fp8_scales(const Bf16 *source, std::int64_t k, std::uint8_t *scales) const;
     void multiply(const Product *products, int n_products);
-    void multiply_chunk(const Product &product, std::int64_t chunk, int slot) const;
+    int most_rows(const Product &product) const; // that a kernel takes at once
+    void multiply_rows(const Product &product, std::int64_t at, int n_rows, int slot) const;
 
     void make_angles(const LayerView &layer, const Tile &tile, bool inverse);
     // `n_heads` heads of each token of the tile, by the angles made before.
@@ -138,6 +147,7 @@ private:
     const cpu::ActivationKernels &activations_;
     const cpu::DotKernels &dot_;
     const cpu::Q2KKernels &q2_k_;
+    const cpu::PairKernels *pairs_; // null where the target has none
     const cpu::AttendKernels &attend_;
     const cpu::ScoreKernels &score_;
     cpu::Pool pool_;
@@ -148,5 +158,8 @@ private:
 };
 
 std::unique_ptr<Stages> create_cpu_stages(const StageOptions &options);
+
+// Tokens of a tile for the target that contexts take now.
+std::int32_t cpu_tile() noexcept;
 
 } // namespace ds41

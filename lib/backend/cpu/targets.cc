@@ -1,6 +1,7 @@
 // Which targets run on this machine, and the choice among them.
 #include "backend/cpu/targets.h"
 
+#include "backend/cpu/pairs.h"
 #include "error.h"
 
 #include <cstdio>
@@ -9,6 +10,10 @@
 
 #if HWY_ARCH_X86
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif HWY_ARCH_ARM_A64 && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
@@ -56,8 +61,39 @@ template <std::int64_t kBit> bool runs_here() noexcept {
     return kBit == HWY_EMU128;
 }
 
-#define DS41_CPU_ENTRY(name) {#name, HWY_##name, runs_here<HWY_##name>},
-constexpr Target kTargets[] = {DS41_CPU_TARGETS(DS41_CPU_ENTRY)};
+#if DS41_CPU_HAS_PAIRS
+bool has_bf16() noexcept {
+    unsigned a = 0, b, c, d;
+    return runs_here<HWY_AVX3_DL>() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 5 & 1u) != 0;
+}
+
+// Intel's CPUs take vdpbf16ps at half the rate of f32 products, AMD's at the same, for twice as many.
+bool bf16_pays() noexcept {
+    unsigned a, b = 0, c, d;
+    constexpr unsigned kIntel = 0x756e6547; // the first letters of GenuineIntel
+    return __get_cpuid(0, &a, &b, &c, &d) != 0 && b != kIntel;
+}
+
+// Linux lends the registers to processes that ask. What it grants holds for all threads, to the end of the process.
+bool has_amx() noexcept {
+#ifdef __linux__
+    constexpr int kRequest = 0x1023, kTileData = 18; // ARCH_REQ_XCOMP_PERM; XFEATURE_XTILEDATA
+    unsigned a, b, c, d = 0;
+    return runs_here<HWY_AVX3_DL>() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d >> 22 & 1u) != 0 &&
+           (d >> 24 & 1u) != 0 && syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+    return false;
+#endif
+}
+#endif
+
+#define DS41_CPU_ENTRY(name) {#name, HWY_##name, nullptr, runs_here<HWY_##name>, nullptr},
+constexpr Target kTargets[] = {
+#if DS41_CPU_HAS_PAIRS
+    {"AMX", HWY_AVX3_DL, &kAmxKernels, has_amx, nullptr},
+    {"AVX512_BF16", HWY_AVX3_DL, &kAvx512Bf16Kernels, has_bf16, bf16_pays},
+#endif
+    DS41_CPU_TARGETS(DS41_CPU_ENTRY)};
 
 } // namespace
 
@@ -66,11 +102,15 @@ const Target *target_at(int index) noexcept {
 }
 
 const Target &choose_target(const char *name, const char *place) {
-    char names[64] = "";
+    // Others than the one that is named are not asked, unless it is none: AMX's answer has an effect.
+    for (const Target &target : kTargets)
+        if (name ? std::strcmp(name, target.name) == 0 && target.runs_here()
+                 : target.runs_here() && (!target.pays_here || target.pays_here()))
+            return target;
+    char names[96] = "";
     std::size_t used = 0;
     for (const Target &target : kTargets) {
         if (!target.runs_here()) continue;
-        if (name == nullptr || std::strcmp(name, target.name) == 0) return target;
         const int n = std::snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", target.name);
         used += static_cast<std::size_t>(n);
         if (used >= sizeof names) used = sizeof names - 1;

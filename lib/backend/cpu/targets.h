@@ -90,10 +90,15 @@
 
 namespace ds41::cpu {
 
+struct PairKernels;
+
+// What runs on a CPU: kernels of one of Highway's targets, and perhaps products of bf16 pairs in place of its own.
 struct Target {
     const char *name;
-    std::int64_t bit; // HWY_AVX2 and so on
+    std::int64_t bit;         // HWY_AVX2 and so on
+    const PairKernels *pairs; // or null
     bool (*runs_here)() noexcept;
+    bool (*pays_here)() noexcept; // where it runs; null: always
 };
 
 // Null past the end. Best first; the last one runs everywhere.
