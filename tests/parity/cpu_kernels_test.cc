@@ -269,6 +269,16 @@ private:
     std::vector<int> exponents_;
 };
 
+// A product of rows of k bf16 values; the activations are not in it yet.
+cpu::DotArgs bf16_args(const std::vector<Bf16> &w, int k, int n_tokens) {
+    cpu::DotArgs a{};
+    a.weights = reinterpret_cast<const std::uint8_t *>(w.data());
+    a.row_bytes = static_cast<std::size_t>(2 * k);
+    a.k = k;
+    a.n_tokens = n_tokens;
+    return a;
+}
+
 cpu::Dot bf16_product(const cpu::Target &target) {
     return target.pairs ? target.pairs->bf16 : cpu::dot_kernels(target.bit).bf16;
 }
@@ -324,11 +334,7 @@ TEST_CASE("cpu kernels: a bf16 product has the same bits among any number of tok
                 CAPTURE(n_tokens);
                 constexpr int kRows = 51;
                 const auto w = random.bf16_row(kRows * k, 1.0), rows = random.bf16_row(n_tokens * k, 1.0);
-                cpu::DotArgs a{};
-                a.weights = reinterpret_cast<const std::uint8_t *>(w.data());
-                a.row_bytes = static_cast<std::size_t>(2 * k);
-                a.k = k;
-                a.n_tokens = n_tokens;
+                cpu::DotArgs a = bf16_args(w, k, n_tokens);
                 const Inputs inputs(target, rows, n_tokens, k, cpu::Order::kPairs);
                 inputs.give(a);
                 const auto together = product(bf16_product(target), a, kRows);
@@ -371,11 +377,7 @@ TEST_CASE("cpu kernels: a bf16 product of more rows than a chunk has the bits of
                     CAPTURE(n_tokens);
                     CAPTURE(n_rows);
                     const auto w = random.bf16_row(n_rows * k, 1.0), rows = random.bf16_row(n_tokens * k, 1.0);
-                    cpu::DotArgs a{};
-                    a.weights = reinterpret_cast<const std::uint8_t *>(w.data());
-                    a.row_bytes = static_cast<std::size_t>(2 * k);
-                    a.k = k;
-                    a.n_tokens = n_tokens;
+                    cpu::DotArgs a = bf16_args(w, k, n_tokens);
                     const Inputs inputs(target, rows, n_tokens, k, cpu::Order::kPairs);
                     inputs.give(a);
                     const auto by_chunks = product(bf16_product(target), a, n_rows);
@@ -414,11 +416,7 @@ TEST_CASE("cpu kernels: a product with what is no number is none, and others bes
             w[17 * kCols + 5] = Bf16{0x7f80};
             w[18 * kCols + 95] = Bf16{0xffc0};
             rows[rows.size() - kCols + 40] = Bf16{0x7fc0}; // the last token's
-            cpu::DotArgs a{};
-            a.weights = reinterpret_cast<const std::uint8_t *>(w.data());
-            a.row_bytes = 2 * kCols;
-            a.k = kCols;
-            a.n_tokens = n_tokens;
+            cpu::DotArgs a = bf16_args(w, kCols, n_tokens);
             const Inputs inputs(target, rows, n_tokens, kCols, cpu::Order::kPairs);
             inputs.give(a);
             const auto got = product(bf16_product(target), a, kRows);
